@@ -21,7 +21,7 @@ TOPIC = "BenchmarkTest"
 
 Topic = Annotated[str, typer.Option("-t", "--topic")]
 Interval = Annotated[
-    float, typer.Option("-i", "--interval", min=0, help="Seconds between the figures on the way; 0: none.")
+    float, typer.Option("-i", "--interval", min=0, help="Interval of the figures during the run, in seconds; 0: none.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="The figures as one JSON document.")]
 

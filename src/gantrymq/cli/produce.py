@@ -46,7 +46,7 @@ def produce(
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; repeat it.")
     ] = None,
     delay_level: Annotated[int, typer.Option("--delay-level", min=0, max=18, help="Delivered later: 1 s to 2 h.")] = 0,
-    delay_ms: Annotated[int | None, typer.Option("--delay-ms", min=1, help="Delivered so much later.")] = None,
+    delay_ms: Annotated[int | None, typer.Option("--delay-ms", min=1, help="Delay of the delivery, in ms.")] = None,
     deliver_at: Annotated[
         str | None, typer.Option("--deliver-at", metavar="TIME", help=f"Delivered then: {TIME_HELP}.")
     ] = None,
