@@ -78,7 +78,7 @@ async def test_a_certificate_that_nobody_trusted_signed(tmp_path: Path, certific
     assert finding.remedy.startswith("Set its CA in tls.client.trustCertPath")
     # The error of every client uses the same words.
     assert "can't connect to 127.0.0.1:" in finding.what
-    assert "name who signed it in tls.client.trustCertPath, or in the ssl_context (cafile)" in finding.what
+    assert "set its CA in tls.client.trustCertPath, or in the ssl_context (cafile)" in finding.what
 
 
 async def test_a_certificate_for_another_name(tmp_path: Path, certificate: MakeCertificate) -> None:
