@@ -27,7 +27,7 @@ from gantrymq.kernels import native
 from gantrymq.testing.processes import ProcessCluster
 
 BATCH_ROWS = 10_000
-HEADER = ("body", "call", "CPU, us a row", "rows/s", "memory, MiB")
+HEADER = ("body", "call", "CPU, µs per row", "rows/s", "memory, MiB")
 
 
 def main() -> None:

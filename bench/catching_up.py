@@ -89,7 +89,7 @@ def main() -> None:
             f"{platform.python_version()}, {os.cpu_count()} CPUs, {size / GIB:.2f} GiB, messages of {args.size} B, "
             f"maxHaTransferByteInSecond {args.limit_mib:,} MiB{', with a controller' if args.controller else ''}\n"
         )
-        print("| what | MiB | MiB/s | MiB/s, on the disk | CPU, s a GiB |")
+        print("| what | MiB | MiB/s | MiB/s, on the disk | CPU, s per GiB |")
         print("|---|---|---|---|---|")
         for name, from_last_file in (("slave, whole log", "false"), ("slave, last file", "true")):
             keys = of_slave | {"syncFromLastFile": from_last_file}

@@ -45,7 +45,7 @@ def alternate(
         warm_up += 1
         steady = all(is_steady(values) for values in firsts.values())
     if not steady:
-        name += " (never steady)"
+        name += " (not in steady state)"
     measures: dict[tuple[str, str], Measure] = {}
     for number in range(args.rounds):
         for system, figures in _round(clusters, run, warm_up + number, f"{name}, round {number + 1}/{args.rounds}"):

@@ -58,7 +58,7 @@ def main() -> int:
         print(f"bench: {missing}", file=sys.stderr)
         return 1
     build()
-    print("| | Java | GantryMQ | Java / GantryMQ |\n|---|---|---|---|")
+    print("| | Java | GantryMQ | GantryMQ : Java |\n|---|---|---|---|")
     measure_start_up(args.rounds)
     for topics in args.topics:
         measure_queries(topics, args.queries, args.rounds)
@@ -112,9 +112,9 @@ def measure_queries(topics: int, queries: int, rounds: int) -> None:
         finally:
             for server in servers.values():
                 server.stop()
-    what = f"{topics:,} topics on {BROKERS} brokers"
+    what = f"{topics:,} topic{'' if topics == 1 else 's'} on {BROKERS} brokers"
     row(f"{what}: queries/s", rates, "{:,.0f}")
-    row(f"{what}: server's CPU, us a query", cpus, "{:.1f}")
+    row(f"{what}: server's CPU, µs per query", cpus, "{:.1f}")
     row(f"{what}: memory, MiB", memory, "{:.0f}")
 
 
@@ -199,8 +199,8 @@ def resident_mib(pid: int) -> float:
 
 def row(name: str, values: dict[str, list[float]], form: str) -> None:
     cells = [form.format(statistics.median(values[system])) for system in SYSTEMS]
-    ratios = [a / b for a, b in zip(values["Java"], values["GantryMQ"], strict=True)]
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    ratios = [b / a for a, b in zip(values["Java"], values["GantryMQ"], strict=True)]
+    spread = f"{statistics.median(ratios):.3g} ({min(ratios):.3g} to {max(ratios):.3g})"
     print(f"| {name} | {cells[0]} | {cells[1]} | {spread} |", flush=True)
 
 

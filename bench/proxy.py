@@ -202,9 +202,9 @@ def measure(
         yield f"{call}: median (ms)", 1000 * statistics.median(took)
         yield f"{call}: p99 (ms)", 1000 * statistics.quantiles(took, n=100)[98]
         used = [1e6 * (then - now) / args.count for then, now in zip(after, before, strict=True)]
-        yield f"{what}: CPU of the proxy (µs a message)", used[0]
-        yield f"{what}: CPU of the broker (µs a message)", used[1]
-        yield f"{what}: CPU of both (µs a message)", sum(used)
+        yield f"{what}: CPU of the proxy (µs per message)", used[0]
+        yield f"{what}: CPU of the broker (µs per message)", used[1]
+        yield f"{what}: CPU of both (µs per message)", sum(used)
     yield "memory after it (MiB)", resident_mib(proxy.process.pid)
 
 

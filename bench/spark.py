@@ -88,8 +88,8 @@ def main() -> None:
         stack.callback(spark.stop)
         print(f"{platform.python_version()}, Spark {spark.version}, {os.cpu_count()} CPUs, local[{CORES}], noop sink\n")
         print(
-            "| Spark | body | source | CPU, us a row | rows/s "
-            "| MB/s of bodies a core | of the ready-made | of Kafka's |"
+            "| Spark | body | source | CPU, µs per row | rows/s "
+            "| MB/s of bodies per core | rate / ready-made's rate | rate / Kafka's rate |"
         )
         print("|---|---|---|---|---|---|---|---|")
         for number, size in enumerate(args.sizes, 1):
@@ -146,7 +146,7 @@ def measure(spark: SparkSession, sources: list[Source], rows: int, rounds: int, 
 
     Rounds count when all sources are warm: the CPU times of three rounds differ by less than 5 %.
 
-    After the deadline, rounds count in any case. A source that is not warm then is reported as never steady.
+    After the deadline, rounds count in any case. A source that is not warm then is reported as not in steady state.
     """
     assert spark._jvm is not None
     jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
@@ -197,7 +197,7 @@ def row_of(source: Source, sources: list[Source], size: int) -> str:
     of_others = [ratio(source, by_name.get(name)) for name in ("ready-made", "kafka")]
     jvm, python, broker = (statistics.median(part) for part in zip(*source.cpu_us, strict=True))
     cpu = f"{jvm + python + broker:.2f} (JVM {jvm:.2f}, Python {python:.2f}, broker {broker:.2f})"
-    name = source.name if source.is_steady else f"{source.name} (never steady)"
+    name = source.name if source.is_steady else f"{source.name} (not in steady state)"
     cells = (f"{size} B", name, cpu, f"{rate:,.0f}", f"{rate * size / CORES / 1e6:,.0f}", *of_others)
     return f"| {' | '.join(cells)} |"
 

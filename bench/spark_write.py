@@ -65,7 +65,7 @@ def main() -> None:
             f"{args.brokers} broker(s), {args.partitions} partitions, {args.rows:,} rows of {args.size} B"
             f"{'' if args.keys else ' without keys'}\n"
         )
-        print("| write | rows/s, each round | CPU, us a row | read again, rows/s |")
+        print("| write | rows/s, each round | CPU, µs per row | read again, rows/s |")
         print("|---|---|---|---|")
         frame = rows_of(spark, args.rows, args)
         for mode in args.modes:

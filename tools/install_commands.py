@@ -37,14 +37,20 @@ _WITHOUT_EXTRAS = re.compile(r"(\bpip install )(?:(?:gantrymq|\./?)(?=[\s`]|$)( 
 SENTENCES = (
     ("README.md", "Status: alpha. GantryMQ is not on a package index: install it from a checkout.", "Status: alpha."),
     ("README.zh-CN.md", "状态：alpha。GantryMQ 尚未发布到软件包索引，请从源码目录安装。", "状态：alpha。"),
-    ("docs/index.md", "on Linux. Run this in the directory with the sources:", "on Linux:"),
-    ("docs/zh/index.md", "更高版本。在源码目录中运行：", "更高版本："),
+    ("docs/index.md", "also on macOS. Run this in the directory with the sources:", "also on macOS:"),
+    ("docs/zh/index.md", "也可以在 macOS 上使用。在源码目录中运行：", "也可以在 macOS 上使用："),
     (
         "docs/tutorial/index.md",
         "install GantryMQ. Run this in the directory with the sources:",
         "install GantryMQ:",
     ),
     ("docs/zh/tutorial/index.md", "先在源码目录中安装一次：", "先安装一次："),
+    (
+        "docs/tutorial/first-spark-row.md",
+        "install the extras. Run this in the directory with the sources:",
+        "install the extras:",
+    ),
+    ("docs/zh/tutorial/first-spark-row.md", "安装附加依赖。在源码目录中运行：", "安装附加依赖："),
     (
         "docs/deployment.md",
         "As root, in the directory with the sources, install the package in its own virtual environment:",

@@ -33,7 +33,7 @@ mean. [Performance](performance.md) explains what the figures mean for capacity 
 - **CPU** is the user and system time of a process with all its threads. Load and servers share the processors, so the
   CPU time says more than the rate.
 - **Brackets** contain the minimum and the maximum of the rounds. The figure beside them is the median.
-- **"never steady"**: the last three rounds differed by 5 % or more, so small differences mean nothing.
+- **"not in steady state"**: the last three rounds differed by 5 % or more, so small differences mean nothing.
 - [Conditions](#conditions) has the command, the machine and the versions of each run.
 """
 
@@ -68,7 +68,7 @@ SECTIONS = (
         "others of its kind.",
     ),
     Section("Calls of the client without sockets", "client_micro.json"),
-    Section("NameServers", "namesrv.json", "The last column is Java's figure divided by GantryMQ's."),
+    Section("NameServers", "namesrv.json", "The last column is GantryMQ's figure divided by Java's."),
     Section("The store", "store.json", "The disk did 5,160 fdatasync calls per second. Messages have 1 KiB."),
     Section("Catching up", "catching_up.json", "A slave copies the log of its master. Messages have 1 KiB."),
     Section(
@@ -82,12 +82,14 @@ SECTIONS = (
         "spark_reads.json",
         '"Ready-made" is a Python data source that returns the same Arrow batch again and again. It is the upper '
         "limit of Spark's Python API. The machine of the runs on each Spark 4 is half as fast as that of the "
-        "first table.",
+        "first table. The machine of the run without native code was not recorded: compare only the rates within "
+        "that table.",
     ),
     Section(
         "Spark: writes",
         "spark_writes.json",
-        "Rows have 128 B and a key. The 100,000,000 rows have 16 B and no key.",
+        "Rows have 128 B and a key. The 100,000,000 rows have 16 B and no key. The machine of the run without native "
+        "code was not recorded: do not compare its rates with those of the other tables.",
     ),
     Section("Long runs", "soak.json"),
     Section(

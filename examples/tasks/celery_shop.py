@@ -1,8 +1,8 @@
-"""Tasks with Celery: `celery -A celery_shop worker` does what `python celery_shop.py` asks for."""
+"""Tasks with Celery: `celery -A celery_shop worker` runs the tasks that `python celery_shop.py` sends."""
 
 from celery import Celery
 
-import gantrymq.integrations.celery  # noqa: F401  Kombu learns rocketmq:// from it.
+import gantrymq.integrations.celery  # noqa: F401  Registers rocketmq:// with Kombu.
 
 app = Celery("shop", broker="rocketmq://127.0.0.1:9876")
 app.conf.task_acks_late = True  # A task is done when it has ended, not when it is begun;

@@ -1,4 +1,4 @@
-"""Tasks with taskiq: `taskiq worker taskiq_shop:broker` does what `python taskiq_shop.py` asks for."""
+"""Tasks with taskiq: `taskiq worker taskiq_shop:broker` runs the tasks that `python taskiq_shop.py` sends."""
 
 import asyncio
 

@@ -44,4 +44,4 @@ def test_dead_letters_once_more(
             assert arrived.acquire(timeout=20)
     capsys.readouterr()
     assert run(["admin", "resendDlq", "-g", group, "-n", cluster.name_server]) == 0
-    assert capsys.readouterr().out == f"0 dead letters of {group} sent once more\n"
+    assert capsys.readouterr().out == f"0 dead-letter messages of group {group} resent\n"

@@ -59,7 +59,7 @@ def test_a_context_from_begin_to_end(cluster: EmbeddedCluster, gantry: Gantry) -
     assert [one["name"] for one in json.loads(gantry("context", "list", "--json")[1])] == ["here", "prod"]
     assert shown(gantry)["namesrvAddr"] == cluster.name_server
     assert shown(gantry, "prod")["namesrvAddr"] == "10.0.0.1:9876;10.0.0.2:9876"
-    assert "no current one now" in gantry("context", "remove", "here")[1]
+    assert "no context is current" in gantry("context", "remove", "here")[1]
     assert shown(gantry)["namesrvAddr"] == "127.0.0.1:9876"
 
 

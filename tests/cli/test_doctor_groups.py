@@ -222,7 +222,7 @@ def test_a_group_that_does_not_keep_up() -> None:
     assert finding.what == "group slow is 5,000 messages behind in topic orders, by 60 minutes"
     told = [finding.what for finding in judge(seen)]
     assert "group quick is 5,000 messages behind in topic orders" in told
-    assert "consumer groups looked at: 2 of 60, those furthest behind" in told
+    assert "2 of 60 consumer groups checked: those with the largest lag" in told
 
 
 async def test_a_consumer_that_hangs_holds_nobody_up(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:

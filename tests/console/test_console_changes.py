@@ -47,7 +47,7 @@ async def consumed(cluster: EmbeddedCluster, group: str, topic: str, count: int 
         await until(lambda: len(seen) >= count)
 
 
-async def behind(cluster: EmbeddedCluster, group: str) -> int:
+async def lag(cluster: EmbeddedCluster, group: str) -> int:
     async with AdminClient(cluster.name_server) as admin:
         return (await admin.consume_stats(group)).total_diff
 
@@ -55,7 +55,7 @@ async def behind(cluster: EmbeddedCluster, group: str) -> int:
 async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await filled(cluster, producer, "reset")
     await consumed(cluster, "resetters", "reset")
-    assert await behind(cluster, "resetters") == 0
+    assert await lag(cluster, "resetters") == 0
     for form, left in (
         ({"to": "earliest"}, 10),
         ({"to": "latest"}, 0),
@@ -67,7 +67,7 @@ async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluste
     ):
         answer = await change(visitor, "reset-offset", group="resetters", topic="reset", **form)
         assert answer.status_code == 200, answer.text
-        assert await behind(cluster, "resetters") == left
+        assert await lag(cluster, "resetters") == left
     for form in ({"to": "time"}, {"to": "time", "time": "yesterday"}, {"to": "nowhere"}):
         answer = await change(visitor, "reset-offset", group="resetters", topic="reset", **form)
         assert answer.status_code == 400

@@ -165,11 +165,11 @@ async def test_a_trend(cluster: EmbeddedCluster) -> None:
     view = ClusterView(Settings(cluster.name_server), RequestLimits(), None, history)
     try:
         now = now_ms() / 1000
-        await history.add(now - 2000, {"group/g/behind": 9999.0})
+        await history.add(now - 2000, {"group/g/lag": 9999.0})
         assert await trend(view, "g") is None
-        await history.add(now - 600, {"group/g/behind": 100.0, "group/h/behind": 1.0})
+        await history.add(now - 600, {"group/g/lag": 100.0, "group/h/lag": 1.0})
         assert await trend(view, "g") is None
-        await history.add(now - 300, {"group/g/behind": 250.0})
+        await history.add(now - 300, {"group/g/lag": 250.0})
         assert await trend(view, "g") == 0.5
     finally:
         await view.close()

@@ -83,11 +83,11 @@ async def test_it_stays_within_its_size(tmp_path: Path) -> None:
     limit = 400_000
     history = History(tmp_path, max_bytes=limit)
     for n in range(200):
-        await history.add(BEGIN + n * SAMPLE_S, {f"group/{g}/behind": n for g in range(100)})
+        await history.add(BEGIN + n * SAMPLE_S, {f"group/{g}/lag": n for g in range(100)})
         if not n % 20:
             await history.thin(BEGIN + n * SAMPLE_S)
     await history.thin(BEGIN + 200 * SAMPLE_S)
-    points = await history.points(["group/7/behind"], BEGIN, BEGIN + 3600)
+    points = await history.points(["group/7/lag"], BEGIN, BEGIN + 3600)
     assert points.times[-1] == BEGIN + 199 * SAMPLE_S
     assert len(points.times) < 200
     await history.close()
@@ -114,7 +114,7 @@ async def test_a_file_that_is_none(tmp_path: Path) -> None:
 async def test_closed_while_a_cancelled_write_goes_on(tmp_path: Path) -> None:
     for _ in range(20):
         history = History(tmp_path)
-        adding = asyncio.ensure_future(history.add(BEGIN, {f"group/{n}/behind": 1.0 for n in range(2000)}))
+        adding = asyncio.ensure_future(history.add(BEGIN, {f"group/{n}/lag": 1.0 for n in range(2000)}))
         await asyncio.sleep(0)
         adding.cancel()
         await history.close()
@@ -136,7 +136,7 @@ async def test_samples_of_a_cluster(cluster: EmbeddedCluster, producer: SyncProd
     history = History(None)
     view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     await Sampler(view, history).sample()
-    points = await history.points(["in", "behind", "disk", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
+    points = await history.points(["in", "lag", "disk", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
     assert len(points.times) == 1
     assert all(values[0] is not None for values in points.values.values())
     await view.close()
@@ -149,7 +149,7 @@ async def test_the_page(visitor: httpx.AsyncClient) -> None:
         return page if page["times"] else None
 
     page = await until(sampled)
-    assert [chart["series"] for chart in page["charts"]] == ["in", "out", "behind", "disk"]
+    assert [chart["series"] for chart in page["charts"]] == ["in", "out", "lag", "disk"]
     html = await html_of(visitor, "history")
     assert "data-series" in html
     assert "<script>" not in await html_of(visitor, "history", group="<script>")
@@ -194,7 +194,7 @@ def test_series_in_promql() -> None:
         r'max(gantry_disk_used_ratio{cluster=~"a\\.b|c\\\"", node_id="broker-a", files="commitLog"})'
     )
     assert text("broker/broker-a/log") is None
-    found = text('group/a/b"c/behind')
+    found = text('group/a/b"c/lag')
     assert found is not None
     assert r'consumer_group="a/b\"c"' in found
 

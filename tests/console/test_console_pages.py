@@ -62,7 +62,7 @@ async def test_the_navigation(visitor: httpx.AsyncClient, cluster: EmbeddedClust
 
 
 @pytest.mark.parametrize(
-    ("behind", "seconds", "tps", "members", "growth", "state"),
+    ("lag", "seconds", "tps", "members", "growth", "state"),
     [
         (0, None, 0.0, None, None, "up to date"),
         (0, None, 0.0, 0, None, "idle"),
@@ -78,9 +78,9 @@ async def test_the_navigation(visitor: httpx.AsyncClient, cluster: EmbeddedClust
     ],
 )
 def test_the_state_of_a_group(
-    behind: int, seconds: float | None, tps: float, members: int | None, growth: float | None, state: str
+    lag: int, seconds: float | None, tps: float, members: int | None, growth: float | None, state: str
 ) -> None:
-    assert state_of(behind, seconds, tps, members, growth) == state
+    assert state_of(lag, seconds, tps, members, growth) == state
 
 
 async def test_the_root_is_the_overview(visitor: httpx.AsyncClient) -> None:
@@ -135,7 +135,7 @@ async def test_topics_are_cut_searched_and_sorted_here(visitor: httpx.AsyncClien
         "write_queues": 4,
         "perm": "rw",
         "brokers": ["broker-a", "broker-b"],
-        "behind": None,
+        "lag": None,
         "groups": 0,
         "messages": 0,
         "in_tps": 0.0,
@@ -214,7 +214,7 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
         assert member["subscriptions"] == [{"topic": "lagging", "type": "TAG", "expression": "*"}]
         assert not member["by_proxy"]
         assert page["subscriptions_agree"]
-        assert (page["state"], page["behind_without_member"], member["behind"]) == ("up to date", 0, 0)
+        assert (page["state"], page["lag_without_member"], member["lag"]) == ("up to date", 0, 0)
         assert {queue["member"] for queue in page["queues"] if queue["topic"] == "lagging"} == {member["client_id"]}
         one = await json_of(visitor, "member", group="laggers", client_id=member["client_id"])
         assert [queue["topic"] for queue in one["queues"]].count("lagging") == 4
@@ -225,7 +225,7 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
     for number in range(6):
         producer.send(Message("lagging", b"late %d" % number))
     page = await json_of(visitor, "group", name="laggers")
-    assert page["behind"] == page["behind_without_member"] == 6
+    assert page["lag"] == page["lag_without_member"] == 6
     assert (page["state"], page["dead_letters"]) == ("no members", 0)
     html = await html_of(visitor, "group", name="laggers")
     assert '<span class="badge bad">no members</span>' in html
@@ -235,7 +235,7 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
 
     async def listed() -> Any:
         table = (await json_of(visitor, "groups", search="laggers"))["table"]
-        return table["rows"] if table is not None and table["rows"] and table["rows"][0]["behind"] == 6 else None
+        return table["rows"] if table is not None and table["rows"] and table["rows"][0]["lag"] == 6 else None
 
     (row,) = await until(listed)
     assert row["topics"] == ["lagging"]

@@ -116,7 +116,7 @@ def test_the_search_finds_what_is_there(site: Path) -> None:
     # Words of Kafka's users.
     expected |= {"bootstrap.servers": "client.html", "KRaft": "controller.html", "retention.ms": "store.html"}
     expected |= {"DLT": "retries.html", "min.insync.replicas": "replication.html"}
-    expected |= {"延迟消息": "client.html"} if is_chinese else {"delay level": "broker.html"}
+    expected |= {"延时消息": "client.html"} if is_chinese else {"delay level": "broker.html"}
     done = subprocess.run(
         ["node", str(Path(__file__).parent / "search_worker.js"), str(site), *expected],
         capture_output=True,

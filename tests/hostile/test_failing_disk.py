@@ -26,7 +26,7 @@ from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 
 _MIB = 1 << 20
 #: Patterns of the broker's messages about disk errors.
-_ERRORS = [r"failed and will be tried again", r"has failed \d+ times", r"can't ", r"no message is taken"]
+_ERRORS = [r"failed and will be tried again", r"has failed \d+ times", r"can't |cannot ", r"messages are rejected"]
 #: Responses to a send while the log accepts no messages.
 _REFUSED = [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT]
 #: Small log files and frequently written tables.

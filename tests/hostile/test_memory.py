@@ -99,7 +99,7 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
             disk=disk,
             properties={"mappedFileSizeCommitLog": str(4 * _MIB)},
             inevitable=[ResponseCode.SERVICE_NOT_AVAILABLE],
-            log_may_have=["no message is taken"],
+            log_may_have=["messages are rejected"],
         ) as broker:
             peer = await broker.peer()
             disk.fill(leave=2 * _MIB)

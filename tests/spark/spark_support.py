@@ -20,7 +20,7 @@ from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.embedded import EmbeddedCluster
 
 needs_admission_control = pytest.mark.skipif(
-    not HAS_ADMISSION_CONTROL, reason="Spark asks Python data sources how much a micro-batch may have since 4.2"
+    not HAS_ADMISSION_CONTROL, reason="Python data sources can limit micro-batches from Spark 4.2"
 )
 
 #: Broker settings with which a pull returns whole Arrow batches.

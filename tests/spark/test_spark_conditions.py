@@ -18,7 +18,7 @@ from gantrymq.spark.versions import HAS_FILTERS
 from gantrymq.store import message_writer
 from gantrymq.testing.embedded import EmbeddedCluster
 
-needs_filters = pytest.mark.skipif(not HAS_FILTERS, reason="Spark hands conditions to Python data sources since 4.1")
+needs_filters = pytest.mark.skipif(not HAS_FILTERS, reason="Python data sources receive filters from Spark 4.1")
 NOON_MS = 1_767_268_800_000
 
 

@@ -11,7 +11,7 @@ from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.versions import HAS_FILTERS
 
 if not HAS_FILTERS:
-    pytest.skip("Spark hands conditions to Python data sources since 4.1", allow_module_level=True)
+    pytest.skip("Python data sources receive filters from Spark 4.1", allow_module_level=True)
 
 from pyspark.sql.datasource import (
     EqualTo,

@@ -240,7 +240,7 @@ def test_a_batch_of_what_nothing_came_since_is_refused(cluster: EmbeddedCluster,
     assert len(numbers(options_for(cluster, subscribe=idle, endingtimestamp=str(FUTURE_MS)))) == 200
 
 
-@pytest.mark.skipif(not HAS_FILTERS, reason="Spark hands conditions to Python data sources since 4.1")
+@pytest.mark.skipif(not HAS_FILTERS, reason="Python data sources receive filters from Spark 4.1")
 def test_conditions_that_leave_an_idle_queue_find_nothing(
     cluster: EmbeddedCluster, new_topic: Callable[..., str]
 ) -> None:

@@ -136,7 +136,7 @@ def test_two_queries_of_one_dataframe(
     assert numbers(odd.union(even)) == list(range(400))
 
 
-@pytest.mark.skipif(not HAS_FILTERS, reason="Spark hands conditions to Python data sources since 4.1")
+@pytest.mark.skipif(not HAS_FILTERS, reason="Python data sources receive filters from Spark 4.1")
 def test_pushed_conditions_spare_reading(
     spark: SparkSession, read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
 ) -> None:

@@ -184,12 +184,12 @@ def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
         store.when_flushed(result.physical_offset, answers)
         (error,) = answers.wait()
     assert isinstance(error, SyncFailed)
-    assert "Input/output error; what was written last may be lost" in str(error)
+    assert "Input/output error; the last writes may be lost" in str(error)
     # The disk works again, but a successful fsync proves nothing about these messages.
     store.when_flushed(result.physical_offset, answers)
     assert isinstance(answers.wait(2)[1], SyncFailed)
     for _ in range(2):
-        with pytest.raises(SyncFailed, match="until the broker is started again"):
+        with pytest.raises(SyncFailed, match="until the broker is restarted"):
             put(store, queue, b"more")
     assert store.get(queue, 0, 1, 100).message_count == 1
     with pytest.raises(StoreError, match="Input/output error"):
@@ -217,7 +217,7 @@ def test_a_disk_that_fails_for_a_queue_stops_the_store(tmp_path, monkeypatch):
     answers = Answers()
     store.when_flushed(0, answers)
     assert answers.wait() == [None]
-    with pytest.raises(SyncFailed, match="its disk: Input/output error; no message is taken"):
+    with pytest.raises(SyncFailed, match="its disk: Input/output error; messages are rejected"):
         put(store, other, b"x")
     with pytest.raises(SyncFailed, match="its disk"):
         store.close()
@@ -273,7 +273,7 @@ def test_what_may_pass_is_tried_again(store, jobs, monkeypatch, error):
         # Data that was flushed before is not flushed again, so its callers get no error.
         wait_until(lambda: not _takes(store, queue))
         with pytest.raises(
-            StoreError, match=r"can't be brought to the disk, so no message is taken until it can: .*may pass"
+            StoreError, match=r"cannot be flushed: messages are rejected until a flush succeeds: .*may pass"
         ):
             put(store, queue, b"refused")
         store.when_flushed(result.physical_offset, answers)

@@ -63,7 +63,7 @@ class StreamPosition:
     Attributes:
         ends: The offsets up to which each queue is read.
         starts: The starts of the last micro-batch, for queues whose start is not in the previous position. After a
-            restart, `latest` is a higher offset than before. Without the recorded starts, a failed first micro-batch
+            restart, `latest` resolves to a higher offset. Without the recorded starts, a failed first micro-batch
             would then skip the messages in between.
         firsts: The oldest message of each queue.
         began: The start of the stream.

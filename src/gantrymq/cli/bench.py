@@ -21,7 +21,7 @@ TOPIC = "BenchmarkTest"
 
 Topic = Annotated[str, typer.Option("-t", "--topic")]
 Interval = Annotated[
-    float, typer.Option("-i", "--interval", min=0, help="Seconds between the figures on the way; 0: none.")
+    float, typer.Option("-i", "--interval", min=0, help="Interval of the figures during the run, in seconds; 0: none.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="The figures as one JSON document.")]
 
@@ -32,7 +32,7 @@ def bench_produce(
     name_servers: NameServers = None,
     context: ContextName = None,
     size: Annotated[int, typer.Option("-s", "--messageSize", min=1, help="Bytes of a body.")] = 128,
-    workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Requests under way at a time.")] = 64,
+    workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Requests in flight.")] = 64,
     batch: Annotated[int, typer.Option("-b", "--batchSize", min=1, help="Messages of a request.")] = 1,
     quantity: Annotated[int, typer.Option("-q", "--messageQuantity", min=0, help="0: until Ctrl-C.")] = 0,
     keys: Annotated[bool, typer.Option("-k", "--keyEnable", help="Messages have a key.")] = False,

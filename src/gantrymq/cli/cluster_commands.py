@@ -92,7 +92,7 @@ def doctor(
     group: Annotated[
         str | None,
         typer.Option(
-            "-g", "--group", metavar="NAME", help="Why does this consumer group get nothing? It is looked at alone."
+            "-g", "--group", metavar="NAME", help="Check only this consumer group: why does it receive nothing?"
         ),
     ] = None,
     proxy: Annotated[
@@ -148,8 +148,8 @@ def demo(
         Path | None,
         typer.Option("--dir", file_okay=False, help="Where the state and the results are kept.", show_default="cache"),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever an earlier run has left.")] = False,
-    flights: Annotated[int | None, typer.Option(min=1, help="Only the year's first so many; all without it.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: discard the state of an earlier run.")] = False,
+    flights: Annotated[int | None, typer.Option(min=1, help="Only this number of flights; default: all.")] = None,
 ) -> None:
     """Send a year of New York's flights through two brokers and Spark, and check every figure.
 

@@ -17,7 +17,7 @@ from gantrymq.remoting.address import parse_address
 
 app = new_app(
     no_args_is_help=True,
-    help="Give clusters names, with what it takes to reach them.\n\nEvery command knows them by --context.",
+    help="Name clusters with their addresses, keys and TLS settings.\n\nCommands take the name with --context.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -31,7 +31,7 @@ def add(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Remember a cluster. The files stay where they are."""
+    """Add a cluster. The context stores the paths of the files."""
     addresses = [address.strip() for address in name_servers.split(";") if address.strip()]
     try:
         for address in addresses:
@@ -51,7 +51,7 @@ def add(
 
 @app.command()
 def use(name: Name) -> None:
-    """Make it the current one: commands go there that are not told another place."""
+    """Select the default for commands without --context."""
     contexts = Contexts()
     contexts.use(name)
     typer.echo(f"the current context is {name}: {contexts[name].namesrv_addr}")
@@ -59,7 +59,7 @@ def use(name: Name) -> None:
 
 @app.command("list")
 def list_contexts(json: Json = False) -> None:
-    """List all; the current one has a star."""
+    """List the contexts. The current one has a star."""
     contexts = Contexts()
     rows = [{"name": name, "current": name == contexts.current} | _fields(contexts[name]) for name in contexts.names()]
     if not rows and not json:
@@ -80,7 +80,7 @@ def show(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
     json: Json = False,
 ) -> None:
-    """Show one; without a name, where commands go from here, and what says so."""
+    """Show a context; without a name, the cluster that commands use here, and which setting selects it."""
     if name is not None:
         fields, origin = _fields(Contexts()[name]), f"context {name}"
     else:
@@ -95,11 +95,11 @@ def show(
 
 @app.command()
 def remove(name: Name) -> None:
-    """Forget one. The files that it names stay."""
+    """Remove a cluster. Its files stay."""
     contexts = Contexts()
     was_current = contexts.current == name
     contexts.remove(name)
-    typer.echo(f"context {name} is gone" + ("; there is no current one now" if was_current else ""))
+    typer.echo(f"context {name} removed" + ("; no context is current" if was_current else ""))
 
 
 _LABELS = {"NameServers": "namesrvAddr", "access keys": "aclConfig", "TLS": "tlsConfig"}

@@ -69,4 +69,4 @@ def _print(findings: Sequence[Finding]) -> None:
         for severity in (Severity.PROBLEM, Severity.WARNING)
         if (count := counts[severity])
     )
-    console.print(Text(summary or "nothing is wrong", _MARKS[max(counts, key=list(Severity).index)][1]))
+    console.print(Text(summary or "no problems found", _MARKS[max(counts, key=list(Severity).index)][1]))

@@ -48,7 +48,7 @@ def produce(
     ] = None,
     delay_level: Annotated[int, typer.Option("--delay-level", min=0, max=18, help="Delivered later: 1 s to 2 h.")] = 0,
     delay_ms: Annotated[
-        int | None, typer.Option("--delay-ms", min=1, max=MAX_MS, help="Delivered so much later.")
+        int | None, typer.Option("--delay-ms", min=1, max=MAX_MS, help="Delay of the delivery, in ms.")
     ] = None,
     deliver_at: Annotated[
         str | None, typer.Option("--deliver-at", metavar="TIME", help=f"Delivered then: {TIME_HELP}.")

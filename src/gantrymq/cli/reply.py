@@ -41,7 +41,9 @@ def reply(
     group: Annotated[str, typer.Option("-g", "--group", help="The consumer group; its members share the requests.")] = (
         GROUP
     ),
-    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Ends after so many.")] = None,
+    count: Annotated[
+        int | None, typer.Option("-c", "--count", min=1, help="Stop after this number of requests.")
+    ] = None,
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:

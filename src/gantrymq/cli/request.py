@@ -30,7 +30,9 @@ def request(
     body: Annotated[str | None, typer.Argument(help="What to ask; standard input without it.")] = None,
     name_servers: NameServers = None,
     context: ContextName = None,
-    timeout_ms: Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="So long a reply has.")] = 3000,
+    timeout_ms: Annotated[
+        int, typer.Option("--timeout", min=1, metavar="MS", help="Timeout of a reply, in ms.")
+    ] = 3000,
     tags: Annotated[str | None, typer.Option("--tags", help="The request's tag.")] = None,
     key: Annotated[list[str] | None, typer.Option("-k", "--key", help="A key of it; repeat it.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The reply as a JSON object, with its properties.")] = False,

@@ -118,7 +118,7 @@ def dump(
     since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Stored then or later: {TIME_HELP}.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Stored then or before.")] = None,
     key: Annotated[str | None, typer.Option(help="With this unique key, or among its KEYS.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="No more than so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number.")] = None,
 ) -> None:
     """Print the messages in the log, in its order."""
     store = _store_config(directory, config)
@@ -143,7 +143,7 @@ def dump(
 def rebuild(
     directory: Directory,
     config: Config = None,
-    cut: Annotated[bool, typer.Option("--cut", help="Cut the log off at its first bad record, if it has one.")] = False,
+    cut: Annotated[bool, typer.Option("--cut", help="Truncate the log at its first bad record.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make the queues and the index anew from the log. No broker may use the store.

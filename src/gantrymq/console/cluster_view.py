@@ -114,7 +114,7 @@ class TopicProgress:
     `oldest_ms` is the smallest store time of a last consumed message, among the queues with lag; 0 if unknown.
     """
 
-    behind: int = 0
+    lag: int = 0
     oldest_ms: int = 0
     tps: float = 0.0
 
@@ -356,7 +356,7 @@ class ClusterView:
                         if progress is None:
                             progress = known[queue.topic] = TopicProgress()
                         if offsets.lag:
-                            progress.behind += offsets.lag
+                            progress.lag += offsets.lag
                             if offsets.last_timestamp and not 0 < progress.oldest_ms <= offsets.last_timestamp:
                                 progress.oldest_ms = offsets.last_timestamp
                     if of_topic.offset_table:

@@ -4,7 +4,7 @@ Resolution by age:
 
     15 s for a day, 1 min for two weeks, 15 min for two months
 
-A series has a name, such as `in`, `broker/NAME/disk` or `group/NAME/behind`, and a value for each time. Older values
+A series has a name, such as `in`, `broker/NAME/disk` or `group/NAME/lag`, and a value for each time. Older values
 are averages of 1 min, then of 15 min. If the file exceeds its limit, the oldest tenth is deleted.
 """
 

@@ -75,7 +75,7 @@ def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None
         return f"sum(max by (cluster, node_id, topic, message_type) ({received}))"
     if what in ("out", "tps"):
         return f"sum(rate(rocketmq_messages_out_total{{{where}}}[{rate_s}s]))"
-    if what == "behind":
+    if what == "lag":
         waiting = f'rocketmq_consumer_lag_messages{{{where}, is_system="false"}}'
         return f"sum(max by (cluster, {_OF_GROUP}) ({waiting}))"
     if what == "seconds":

@@ -110,10 +110,10 @@ class Sampler:
                 if not is_tools_group(name)
             ]
             if not groups.unasked:
-                values["behind"] = float(sum(row.behind for row in rows))
-            rows.sort(key=lambda row: (row.behind, row.tps), reverse=True)
+                values["lag"] = float(sum(row.lag for row in rows))
+            rows.sort(key=lambda row: (row.lag, row.tps), reverse=True)
             for row in rows[:MAX_GROUPS]:
-                values[f"group/{row.name}/behind"] = float(row.behind)
+                values[f"group/{row.name}/lag"] = float(row.lag)
                 values[f"group/{row.name}/seconds"] = row.seconds or 0.0
                 values[f"group/{row.name}/tps"] = row.tps
             await self._sample_members([row.name for row in rows])

@@ -101,7 +101,7 @@ class TlsDetection:
         assert self._tls is not None
         if not first or (not is_tls and self._tls.is_enforced):
             if first:
-                log.warning("closing the connection with %s: it is not TLS, which this server demands", _peer(sock))
+                log.warning("closing the connection with %s: TLS is required", _peer(sock))
             self._drop(sock)
             return
         self._forget(sock)

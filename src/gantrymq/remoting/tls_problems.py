@@ -24,7 +24,7 @@ def tls_problem(error: BaseException | None) -> TlsProblem | None:
     if isinstance(error, tls.SSLError):
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             return TlsProblem(
-                "what listens there doesn't speak TLS",
+                "the server does not use TLS",
                 "connect without TLS (no tls.enable=true, --tls-config or ssl_context), or correct the port",
             )
         return TlsProblem(
@@ -38,8 +38,8 @@ def _of_certificate(error: tls.SSLCertVerificationError) -> TlsProblem:
     reason = error.verify_message
     if error.verify_code in _UNKNOWN_SIGNERS:
         return TlsProblem(
-            f"the server's certificate is signed by nobody whom this side trusts ({reason})",
-            "name who signed it in tls.client.trustCertPath, or in the ssl_context (cafile)",
+            f"no trusted CA signed the server's certificate ({reason})",
+            "set its CA in tls.client.trustCertPath, or in the ssl_context (cafile)",
         )
     if error.verify_code in _OTHER_NAMES:
         return TlsProblem(
@@ -49,7 +49,7 @@ def _of_certificate(error: tls.SSLCertVerificationError) -> TlsProblem:
         )
     if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
         return TlsProblem(
-            f"the server's certificate is out of its time ({reason})",
+            f"the server's certificate is expired or not valid yet ({reason})",
             "give the server a new one (it needs no restart), or set the clock of the machine that is wrong",
         )
     return TlsProblem(

@@ -122,10 +122,10 @@ class Cleaner:
             return
         self._is_paused = used is not None
         if used is None:
-            log.info("the disk has room again: messages are taken")
+            log.info("the disk has free space again: messages are accepted")
             self._log.refuse("cleaner", None)
         else:
             limit = self._config.disk_space_warning_level_ratio
-            text = f"the disk is used to {used:.1f} %, diskSpaceWarningLevelRatio is {limit}: no message is taken"
+            text = f"the disk is {used:.1f} % full, diskSpaceWarningLevelRatio is {limit}: messages are rejected"
             log.error("%s", text)
             self._log.refuse("cleaner", Refusal(text, StoreFull))

@@ -315,7 +315,7 @@ class CommitLog:
         return next((refusal.text for who, refusal in list(self._refusals.items()) if who != _COPY), None)
 
     def refuse_all_but_copy(self, refusal: Refusal | None) -> None:
-        """Rejects everything except replicated data; None ends this."""
+        """Rejects all writes except replicated data. None accepts all writes again."""
         self.refuse(_COPY, refusal)
         # Forces the next write to check the refusal.
         self.limit = 0
@@ -390,7 +390,7 @@ class CommitLog:
         try:
             self._files.sync(file)
         except SyncFailed as e:
-            text = f"{e}; what was written last may be lost, so no message is taken until the broker is started again"
+            text = f"{e}; the last writes may be lost: messages are rejected until the broker is restarted"
             failure = Refusal(text, SyncFailed)
             self.fail(failure)
             raise failure.exception() from e

@@ -84,7 +84,7 @@ class Flusher:
     def _died(self, error: BaseException) -> None:
         log.critical("the thread %s died", self._name, exc_info=error)
         self._report.failed(error, clock.monotonic(), log)
-        text = f"the thread {self._name} died of {error!r}, so no message is taken until the broker is started again"
+        text = f"the thread {self._name} died of {error!r}: messages are rejected until the broker is restarted"
         self._log.refuse(self._name, Refusal(text))
 
 
@@ -123,7 +123,7 @@ class LogFlusher(Flusher):
         try:
             self._log.flush()
         except Exception as e:
-            refusal = Refusal(f"the commit log can't be brought to the disk, so no message is taken until it can: {e}")
+            refusal = Refusal(f"the commit log cannot be flushed: messages are rejected until a flush succeeds: {e}")
             if isinstance(e, SyncFailed):
                 # After SyncFailed the log itself rejects all records permanently.
                 refusal = Refusal(str(e), SyncFailed)
@@ -265,7 +265,7 @@ class QueueFlusher(Flusher):
     def _worse(self, problem: Exception | None, error: Exception) -> Exception:
         if isinstance(error, SyncFailed) and self._failure is None:
             # The checkpoint is not advanced, so the next recovery rebuilds the data that may be missing on disk.
-            text = f"{error}; no message is taken until the broker is started again"
+            text = f"{error}; messages are rejected until the broker is restarted"
             self._failure = Refusal(text, SyncFailed)
             self._log.refuse(self._name, self._failure)
             return error

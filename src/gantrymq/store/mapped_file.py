@@ -225,14 +225,14 @@ def sync_entries(fd: int, path: Path) -> None:
     try:
         files.sync_entries(fd)
     except OSError as e:
-        raise SyncFailed(f"the entries of {path} can't be brought to the disk: {e.strerror or e}") from e
+        raise SyncFailed(f"cannot flush the entries of {path} to disk: {e.strerror or e}") from e
 
 
 def _sync_content(fd: int, path: Path) -> None:
     try:
         files.fdatasync(fd)
     except OSError as e:
-        raise SyncFailed(f"{path} can't be brought to the disk: {e.strerror or e}") from e
+        raise SyncFailed(f"cannot flush {path} to disk: {e.strerror or e}") from e
 
 
 def put_aside(path: Path) -> None:

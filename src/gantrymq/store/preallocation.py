@@ -194,7 +194,7 @@ class Preallocation:
 
     def _died(self, error: BaseException) -> None:
         self._report.failed(error, clock.monotonic(), log)
-        text = f"the thread that makes the store's files died of {error!r}: no message is taken that needs another one"
+        text = f"the preallocation thread died of {error!r}: messages are rejected that need a new file"
         self._death = Refusal(text)
         self._call_back()
 

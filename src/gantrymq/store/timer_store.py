@@ -333,7 +333,7 @@ class TimerStore:
             self._wheel.flush()
             save_timer_checkpoint(self._checkpoint_path, checkpoint)
         except SyncFailed as e:
-            self._failure = Refusal(f"{e}; the timer's state isn't saved until the broker is started again", SyncFailed)
+            self._failure = Refusal(f"{e}; the timer's state is not saved until the broker is restarted", SyncFailed)
             raise self._failure.exception() from e
         except OSError as e:
             raise store_error(e, "can't bring the timer to the disk") from e

@@ -182,7 +182,7 @@ class PopRevive:
                 deliver_ms = _deliver_time(record)
             queue.read_to(next_offset, deliver_ms, now_ms)
             if queue.wants_checkpoints != wants_checkpoints:
-                # The queue is read from another offset from here on.
+                # The following records are read from another offset.
                 return
 
     def _take(self, queue: ReviveQueue, record: Record, queue_id: int) -> None:

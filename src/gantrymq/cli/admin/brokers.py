@@ -19,7 +19,9 @@ from gantrymq.errors import BrokerError, GantryError
 
 app = new_app()
 
-Interval = Annotated[int, typer.Option("-i", "--interval", min=0, help="Again every so many seconds, until Ctrl-C.")]
+Interval = Annotated[
+    int, typer.Option("-i", "--interval", min=0, help="Repeat at this interval, in seconds, until Ctrl-C.")
+]
 
 
 @command(app, "clusterList")
@@ -163,7 +165,7 @@ async def broker_consume_stats(
     admin: AdminClient,
     broker: Annotated[str, typer.Option("-b", "--brokerAddr", help="HOST:PORT.")],
     timeout_ms: Annotated[int, typer.Option("-t", "--timeoutMillis", min=1, help="Milliseconds.")] = 50_000,
-    level: Annotated[int, typer.Option("-l", "--level", help="Only queues with as many messages to go.")] = 0,
+    level: Annotated[int, typer.Option("-l", "--level", help="Only queues with at least this lag.")] = 0,
     order: Annotated[TrueFalse, typer.Option("-o", "--order", help="Only ordered topics.")] = TrueFalse.FALSE,
 ) -> Output:
     """Fetch broker consume stats data."""

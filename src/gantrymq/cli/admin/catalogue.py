@@ -60,7 +60,7 @@ BY_MODULE = {
         "consumeMessage": "Read messages, without committing an offset.",
     },
     "dead_letter_messages": {
-        "resendDlq": "Send a group's dead letters to it once more.",
+        "resendDlq": "Resend the dead-letter messages of a group.",
     },
     "given_up": {
         "givenUpTransactions": "List the transactions that brokers have given up; with --commit or --drop end them.",

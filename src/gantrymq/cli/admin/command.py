@@ -33,7 +33,7 @@ logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
 
 Cluster = Annotated[str | None, typer.Option("-c", "--clusterName", help="Every master of this cluster.")]
-Broker = Annotated[str | None, typer.Option("-b", "--brokerAddr", help="This broker alone, HOST:PORT.")]
+Broker = Annotated[str | None, typer.Option("-b", "--brokerAddr", help="Only this broker, HOST:PORT.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="Topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="Consumer group.")]
 

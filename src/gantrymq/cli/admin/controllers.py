@@ -20,7 +20,7 @@ app = new_app()
 Controller = Annotated[str, typer.Option("-a", "--controllerAddress", help="A controller, HOST:PORT.")]
 Controllers = Annotated[str, typer.Option("-a", "--controllerAddress", help="Controllers, HOST:PORT;HOST:PORT.")]
 ClusterName = Annotated[str | None, typer.Option("-c", "--clusterName", help="Every broker of this cluster.")]
-BrokerName = Annotated[str | None, typer.Option("-b", "--brokerName", help="The brokers of this name alone.")]
+BrokerName = Annotated[str | None, typer.Option("-b", "--brokerName", help="Only the brokers of this name.")]
 SetName = Annotated[str, typer.Option("-bn", "--brokerName", help="The name of the brokers.")]
 
 
@@ -154,7 +154,7 @@ async def clean_broker_metadata(
         str, typer.Option("-b", "--brokerControllerIdsToClean", help="Their ids, 1;2;3; without, all of the name.")
     ] = "",
     cluster: Annotated[str | None, typer.Option("-c", "--clusterName", help="Their cluster.")] = None,
-    living: Annotated[bool, typer.Option("-l", "--cleanLivingBroker", help="Also brokers that live.")] = False,
+    living: Annotated[bool, typer.Option("-l", "--cleanLivingBroker", help="Also live brokers.")] = False,
 ) -> Output:
     """Clean metadata of broker on controller."""
     if not living and not cluster:

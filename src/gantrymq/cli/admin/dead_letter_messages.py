@@ -21,16 +21,18 @@ app = new_app()
 async def resend_dlq(
     admin: AdminClient,
     group: Group,
-    topic: Annotated[str | None, typer.Option("-t", "--topic", help="Those of this topic alone.")] = None,
-    begin: Annotated[str | None, typer.Option("-b", "--beginTimestamp", help=f"From then on: {TIME_HELP}")] = None,
-    end: Annotated[str | None, typer.Option("-e", "--endTimestamp", help="Up to then.")] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="At most so many.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Those that were sent once more before, too.")] = False,
+    topic: Annotated[str | None, typer.Option("-t", "--topic", help="Only messages of this topic.")] = None,
+    begin: Annotated[
+        str | None, typer.Option("-b", "--beginTimestamp", help=f"Stored at or after: {TIME_HELP}")
+    ] = None,
+    end: Annotated[str | None, typer.Option("-e", "--endTimestamp", help="Stored at or before.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Maximum number.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also messages that were resent or left out before.")] = False,
     to_topic: Annotated[
-        bool, typer.Option("--to-topic", help="To the topic, and so to all its groups; for groups that pop.")
+        bool, typer.Option("--to-topic", help="To the topic, and so to all its groups. For POP consumers.")
     ] = False,
 ) -> Output:
-    """Send a group's dead letters to it once more."""
+    """Resend the dead-letter messages of a group."""
     sent = await admin.resend_dead_letter_messages(
         group,
         topic=topic,
@@ -40,9 +42,9 @@ async def resend_dlq(
         again=again,
         to_topic=to_topic,
     )
-    text = f"{sent.resent} dead letters of {group} sent once more"
+    text = f"{sent.resent} dead-letter messages of group {group} resent"
     if sent.left_out:
         text += f", {sent.left_out} left out"
     if sent.unreadable:
-        text += f", {sent.unreadable} can't be read"
+        text += f", {sent.unreadable} unreadable"
     return Output({"resent": sent.resent, "leftOut": sent.left_out, "unreadable": sent.unreadable}, [text])

@@ -24,8 +24,10 @@ async def given_up_transactions(
     admin: AdminClient,
     confirmation: Confirmation,
     commit: Annotated[bool, typer.Option("--commit", help="Send them to their topics.")] = False,
-    drop: Annotated[bool, typer.Option("--drop", help="Leave them for good.")] = False,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="The first so many (1000 are listed).")] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop them.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Only the first ones. Default for the list: 1000.")
+    ] = None,
 ) -> Output:
     """List the transactions that brokers have given up; with --commit or --drop end them."""
     if commit and drop:

@@ -41,7 +41,7 @@ async def update_sub_group(
         int, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", help="The replica for slow readers.")
     ] = 1,
     notify: Annotated[
-        TrueFalse, typer.Option("-a", "--notifyConsumerIdsChanged", help="Tell consumers of each other at once.")
+        TrueFalse, typer.Option("-a", "--notifyConsumerIdsChanged", help="Notify members of membership changes.")
     ] = _TRUE,
     attributes: Annotated[str, typer.Option("--attributes", help="+name=value,-name")] = "",
 ) -> Output:

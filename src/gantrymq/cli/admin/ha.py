@@ -16,7 +16,9 @@ from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
 
 app = new_app()
 
-Interval = Annotated[int, typer.Option("-i", "--interval", min=0, help="Again every so many seconds, until Ctrl-C.")]
+Interval = Annotated[
+    int, typer.Option("-i", "--interval", min=0, help="Repeat at this interval, in seconds, until Ctrl-C.")
+]
 
 
 @command(app, "haStatus")

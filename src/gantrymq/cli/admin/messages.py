@@ -36,7 +36,7 @@ BodyFormat = Annotated[str | None, typer.Option("-f", "--bodyFormat", help="Prin
 MessageId = Annotated[str, typer.Option("-i", "--msgId", help="Message id.")]
 ConsumerGroup = Annotated[str | None, typer.Option("-g", "--consumerGroup", help="With -d: have it consumed.")]
 ClientId = Annotated[str | None, typer.Option("-d", "--clientId", help="The consumer to consume it.")]
-ClusterName = Annotated[str | None, typer.Option("-c", "--cluster", help="Ask only this cluster's brokers.")]
+ClusterName = Annotated[str | None, typer.Option("-c", "--cluster", help="Query only the brokers of this cluster.")]
 
 _PLACE = {"msgId": "Message ID", "queueId": "QID", "queueOffset": "Offset"}
 
@@ -56,7 +56,7 @@ async def query_msg_by_id(
     group: ConsumerGroup = None,
     client_id: ClientId = None,
     body_format: BodyFormat = None,
-    resend: Annotated[TrueFalse, typer.Option("-s", "--sendMessage", help="Send it once more.")] = TrueFalse.FALSE,
+    resend: Annotated[TrueFalse, typer.Option("-s", "--sendMessage", help="Send it again.")] = TrueFalse.FALSE,
     cluster: ClusterName = None,
     unit_name: Annotated[str, typer.Option("-u", "--unitName", help="With -s: unit of the producer.")] = "",
 ) -> Output:
@@ -111,7 +111,7 @@ async def query_msg_by_key(
     key: Annotated[str, typer.Option("-k", "--msgKey", help="Message key.")],
     begin: Begin = 0,
     end: End = FOREVER_MS,
-    max_num: Annotated[int, typer.Option("-m", "--maxNum", min=1, help="At most so many of each broker.")] = 64,
+    max_num: Annotated[int, typer.Option("-m", "--maxNum", min=1, help="Maximum number for each broker.")] = 64,
     cluster: ClusterName = None,
     key_type: Annotated[KeyType, typer.Option("-p", "--keyType", help="K if -k is a key, T if it is tags.")] = (
         KeyType.KEYS
@@ -167,7 +167,7 @@ async def query_msg_trace_by_id(
     trace_topic: Annotated[str, typer.Option("-t", "--traceTopic", help="Where traces are.")] = TRACE_TOPIC,
     begin: Begin = 0,
     end: End = FOREVER_MS,
-    max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="At most so many.")] = 64,
+    max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="Maximum number.")] = 64,
 ) -> Output:
     """Query a message trace."""
     views = await admin.message_trace(
@@ -248,10 +248,10 @@ async def consume_message(
     broker_name: Annotated[str | None, typer.Option("-b", "--brokerName", help="Only this broker's queues.")] = None,
     queue_id: Annotated[int | None, typer.Option("-i", "--queueId", min=0, help="Only this queue; needs -b.")] = None,
     offset: Annotated[int | None, typer.Option("-o", "--offset", min=0, help="From here on; needs -i.")] = None,
-    group: Annotated[str | None, typer.Option("-g", "--consumerGroup", help="Taken without use.")] = None,
+    group: Annotated[str | None, typer.Option("-g", "--consumerGroup", help="No effect.")] = None,
     begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help="ms, or yyyy-MM-dd#HH:mm:ss:SSS.")] = "",
     end: EndTime = "",
-    count: Annotated[int, typer.Option("-c", "--MessageNumber", min=1, help="At most so many.")] = 128,
+    count: Annotated[int, typer.Option("-c", "--MessageNumber", min=1, help="Maximum number.")] = 128,
 ) -> Output:
     """Read messages, without committing an offset."""
     if (queue_id is not None and broker_name is None) or (offset is not None and queue_id is None):

@@ -36,7 +36,7 @@ async def reset_offset_by_time(
     timestamp: Annotated[str, typer.Option("-s", "--timestamp", help="now, -1 (the end), ms, yyyy-MM-dd#HH:mm:ss:SSS")],
     confirmation: Confirmation,
     force: Force = TrueFalse.TRUE,
-    broker: Annotated[str | None, typer.Option("-b", "--broker", help="HOST:PORT; with -q one queue alone.")] = None,
+    broker: Annotated[str | None, typer.Option("-b", "--broker", help="HOST:PORT; with -q only one queue.")] = None,
     queue_id: Annotated[int | None, typer.Option("-q", "--queue", min=0, help="Queue id; needs -b.")] = None,
     offset: Annotated[int | None, typer.Option("-o", "--offset", min=0, help="This offset; needs -b and -q.")] = None,
     cluster: RouteTopic = None,
@@ -84,11 +84,11 @@ async def skip_accumulated_message(
 @command(app, "cloneGroupOffset")
 async def clone_group_offset(
     admin: AdminClient,
-    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose offsets are taken.")],
-    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that goes on there.")],
+    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose offsets are copied.")],
+    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that receives the offsets.")],
     topic: Topic,
     confirmation: Confirmation,
-    offline: Annotated[str | None, typer.Option("-o", "--offline", help="Taken, as mqadmin does, without use.")] = None,
+    offline: Annotated[str | None, typer.Option("-o", "--offline", help="No effect, as in mqadmin.")] = None,
 ) -> Output:
     """Clone offset from other group."""
     action = f"replace the offsets of group {target!r} in topic {topic!r} by those of {source!r}"

@@ -341,7 +341,7 @@ class ThreadPool:
             self._in_loop(self._drain)
 
     def _died(self, error: BaseException) -> None:
-        """Called in the thread. Its message has failed; another thread replaces this one."""
+        """Fails the message of this thread and has the thread replaced. Runs in the thread itself."""
         running = self._running.get(threads.get_ident())
         if running is not None:
             self._handled(running, error)

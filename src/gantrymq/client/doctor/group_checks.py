@@ -22,9 +22,12 @@ def check_groups(seen: Observation) -> Iterator[Finding]:
     for name, count in seen.dead_letters.items():
         yield dead_letter_finding(name, count)
     if seen.groups:
-        more = "" if seen.group_count == len(seen.groups) else f" of {seen.group_count}, those furthest behind"
-        where = "" if seen.topic is None else f" of topic {seen.topic}"
-        yield ok(f"consumer groups looked at{where}: {len(seen.groups)}{more}")
+        count = len(seen.groups)
+        groups = f"{count} consumer group{'' if count == 1 else 's'}"
+        if count != seen.group_count:
+            groups = f"{count} of {seen.group_count} consumer groups"
+        where = "" if seen.topic is None else f" for topic {seen.topic!r}"
+        yield ok(f"{groups} checked{where}{'' if count == seen.group_count else ': those with the largest lag'}")
 
 
 def dead_letter_finding(group: str, count: int) -> Finding:

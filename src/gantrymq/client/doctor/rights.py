@@ -71,6 +71,6 @@ def check_rights(seen: Observation) -> Iterator[Finding]:
         else:
             yield warning(
                 what,
-                "the key is unknown, or its user has no right to that: what depends on it was not looked at.",
+                "the key is unknown, or its user has no right to that: checks that need it were skipped.",
                 grant,
             )

@@ -16,7 +16,7 @@ def check_auto_creation(seen: Observation) -> Iterator[Finding]:
     """Reports the brokers that create topics automatically."""
     makers = _makers(seen)
     if makers:
-        yield ok(f"topics are made by their first message (autoCreateTopicEnable) on {named(makers)}")
+        yield ok(f"brokers create topics automatically (autoCreateTopicEnable): {named(makers)}")
     elif seen.brokers:
         yield ok("topics must be created before the first message: no broker has autoCreateTopicEnable=true")
 

@@ -95,7 +95,7 @@ def _series(arguments: HistoryArguments) -> dict[str, str]:
     if arguments.group:
         of_group = f"group/{arguments.group}/"
         return {
-            f"{of_group}behind": "Lag, messages",
+            f"{of_group}lag": "Lag, messages",
             f"{of_group}seconds": "Lag, seconds",
             f"{of_group}tps": "Consumes/s",
         }
@@ -109,7 +109,7 @@ def _series(arguments: HistoryArguments) -> dict[str, str]:
     return {
         "in": "In, messages/s",
         "out": "Out, messages/s",
-        "behind": "Lag, all groups",
+        "lag": "Lag, all groups",
         "disk": "Fullest disk, used ratio",
     }
 

@@ -18,7 +18,7 @@ class Group(msgspec.Struct):
 
     name: str
     topics: list[str]
-    behind: int
+    lag: int
     seconds: float | None
     tps: float
     #: The state without the members and the trend, see `state_of`.
@@ -26,25 +26,25 @@ class Group(msgspec.Struct):
 
 
 def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
-    behind = sum(progress.behind for progress in of_topics.values())
+    lag = sum(progress.lag for progress in of_topics.values())
     oldest = min(
-        (progress.oldest_ms for progress in of_topics.values() if progress.behind and progress.oldest_ms), default=0
+        (progress.oldest_ms for progress in of_topics.values() if progress.lag and progress.oldest_ms), default=0
     )
     seconds = max(now - oldest, 0) / 1000 if oldest else None
     tps = sum(progress.tps for progress in of_topics.values())
     return Group(
         name,
         sorted(topic for topic in of_topics if not topic.startswith(RETRY_TOPIC_PREFIX)),
-        behind,
+        lag,
         seconds,
         tps,
-        state_of(behind, seconds, tps, None, None),
+        state_of(lag, seconds, tps, None, None),
     )
 
 
-def state_of(behind: int, seconds: float | None, tps: float, members: int | None, growth: float | None) -> str:
+def state_of(lag: int, seconds: float | None, tps: float, members: int | None, growth: float | None) -> str:
     """Returns the state of a group, one of STATES. `members` and `growth` (of the lag) are None if they are unknown."""
-    if not behind:
+    if not lag:
         return "idle" if members == 0 else "up to date"
     if members == 0:
         return "no members"

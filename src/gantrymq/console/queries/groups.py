@@ -89,7 +89,7 @@ class Member(msgspec.Struct):
     #: If true, the consumer is connected through a proxy, and `address` is the proxy's.
     by_proxy: bool = False
     #: Lag of its queues, messages.
-    behind: int = 0
+    lag: int = 0
 
 
 class GroupQueue(msgspec.Struct):
@@ -100,7 +100,7 @@ class GroupQueue(msgspec.Struct):
     queue_id: int
     end: int
     consumed: int
-    behind: int
+    lag: int
     seconds: float | None
     member: str
 
@@ -111,7 +111,7 @@ class GroupPage(msgspec.Struct):
     clusters: list[str]
     topics: list[str]
     tps: float
-    behind: int
+    lag: int
     seconds: float | None
     #: Growth of the lag in the last 15 minutes, messages/s. If it is below 0, the group catches up.
     trend: float | None
@@ -127,7 +127,7 @@ class GroupPage(msgspec.Struct):
     #: See `state_of`.
     state: str
     #: Lag of queues that no reporting member has, messages.
-    behind_without_member: int
+    lag_without_member: int
     #: Number of dead-letter messages; None if it is unknown.
     dead_letters: int | None
 
@@ -145,12 +145,12 @@ async def groups(view: ClusterView, arguments: GroupsArguments) -> Groups:
     ]
     columns = {
         "name": lambda g: g.name,
-        "behind": lambda g: g.behind,
+        "lag": lambda g: g.lag,
         "seconds": lambda g: g.seconds or 0.0,
         "tps": lambda g: g.tps,
         "state": lambda g: STATES.index(g.state),
     }
-    found = cut(rows, arguments, columns, text=lambda g: f"{g.name} {' '.join(g.topics)}", default="-behind")
+    found = cut(rows, arguments, columns, text=lambda g: f"{g.name} {' '.join(g.topics)}", default="-lag")
     return Groups(found, arguments.system, clusters, known.unasked)
 
 
@@ -202,13 +202,13 @@ async def group(view: ClusterView, arguments: GroupArguments) -> GroupPage:
         )
         for queue, offsets in sorted(progress.items())
     ]
-    behind_without_member = 0
+    lag_without_member = 0
     for queue in queues:
         if queue.member:
-            members[queue.member].behind += queue.behind
+            members[queue.member].lag += queue.lag
         else:
-            behind_without_member += queue.behind
-    behind = sum(queue.behind for queue in queues)
+            lag_without_member += queue.lag
+    lag = sum(queue.lag for queue in queues)
     seconds = max((queue.seconds for queue in queues if queue.seconds is not None), default=None)
     growth = await trend(view, name)
     # A member can be connected to a broker that did not respond.
@@ -219,7 +219,7 @@ async def group(view: ClusterView, arguments: GroupArguments) -> GroupPage:
         sorted(servers.info.cluster_addr_table),
         sorted({queue.topic for queue in progress if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}),
         tps,
-        behind,
+        lag,
         seconds,
         growth,
         merged.message_model if members else "",
@@ -229,8 +229,8 @@ async def group(view: ClusterView, arguments: GroupArguments) -> GroupPage:
         queues,
         await view.history.rebalances(name, MAX_REBALANCES) if view.history is not None else [],
         list(dict.fromkeys(unasked)),
-        state_of(behind, seconds, tps, count, growth),
-        behind_without_member,
+        state_of(lag, seconds, tps, count, growth),
+        lag_without_member,
         await _dead_letter_count(view, name),
     )
 
@@ -248,7 +248,7 @@ async def trend(view: ClusterView, name: str) -> float | None:
     """Returns the growth of the lag, messages/s; None if the history has too few samples."""
     if view.history is None:
         return None
-    series = f"group/{name}/behind"
+    series = f"group/{name}/lag"
     points = await view.history.points([series], time() - TREND_S, time())
     known = [(at, value) for at, value in zip(points.times, points.values[series], strict=True) if value is not None]
     if len(known) < 2:
@@ -296,10 +296,10 @@ async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetW
     If it is unknown, returns the store time of the last consumed message. That one is too old if the queue was idle
     before its next message.
     """
-    behind = {queue: offsets for queue, offsets in progress.items() if offsets.lag}
-    found = {queue: offsets.last_timestamp for queue, offsets in behind.items() if offsets.last_timestamp}
+    lagging = {queue: offsets for queue, offsets in progress.items() if offsets.lag}
+    found = {queue: offsets.last_timestamp for queue, offsets in lagging.items() if offsets.last_timestamp}
     info = (await servers_of(view)).info.broker_addr_table
-    asked = {str(n): queue for n, queue in enumerate(list(behind)[:MAX_QUEUES_READ])}
+    asked = {str(n): queue for n, queue in enumerate(list(lagging)[:MAX_QUEUES_READ])}
 
     async def query(number: str) -> int | None:
         queue = asked[number]
@@ -309,7 +309,7 @@ async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetW
         result = await view.admin.api.pull_at_once(
             address,
             queue,
-            behind[queue].consumer_offset,
+            lagging[queue].consumer_offset,
             1,
             "TOOLS_CONSUMER",
             max_bytes=_FIRST_BYTES,

@@ -29,7 +29,7 @@ class Overview(msgspec.Struct):
     topics: int | None
     groups: int | None
     #: Lag of all consumer groups, messages.
-    behind: int | None
+    lag: int | None
     in_tps: float
     out_tps: float
     #: Problems and warnings of `gantry doctor`; None until the first check is complete.
@@ -67,12 +67,12 @@ async def overview(view: ClusterView, arguments: Nothing) -> Overview:
         brokers,
         None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.seen),
         None if groups is None else len(rows),
-        None if groups is None else sum(row.behind for row in rows),
+        None if groups is None else sum(row.lag for row in rows),
         sum(broker.in_tps or 0.0 for broker in brokers),
         sum(broker.out_tps or 0.0 for broker in brokers),
         findings,
         list(dict.fromkeys(unasked)),
-        heapq.nlargest(MAX_WORST_GROUPS, (row for row in rows if row.behind), key=lambda row: row.behind),
+        heapq.nlargest(MAX_WORST_GROUPS, (row for row in rows if row.lag), key=lambda row: row.lag),
         None if dead_letters is None else sum(queue.letters for queue in queues),
         heapq.nlargest(MAX_WORST_GROUPS, (queue for queue in queues if queue.letters), key=lambda queue: queue.letters),
     )

@@ -79,7 +79,7 @@ async def streams(view: ClusterView, arguments: StreamsArguments) -> StreamsPage
     ]
     wanted = arguments.search.strip().casefold()
     maybe = [one for one in maybe if wanted in _text(one).casefold()]
-    maybe.sort(key=lambda one: (-one.behind, one.name))
+    maybe.sort(key=lambda one: (-one.lag, one.name))
     if len(maybe) > MAX_ASKED:
         unasked.append(Unasked(f"{len(maybe) - MAX_ASKED} groups", f"only {MAX_ASKED} are queried at once"))
 
@@ -92,12 +92,12 @@ async def streams(view: ClusterView, arguments: StreamsArguments) -> StreamsPage
     answers = await view.each([one.name for one in maybe[:MAX_ASKED]], has_members)
     columns = {
         "name": lambda g: g.name,
-        "behind": lambda g: g.behind,
+        "lag": lambda g: g.lag,
         "seconds": lambda g: g.seconds or 0.0,
         "tps": lambda g: g.tps,
     }
     without_members = [one for one in maybe[:MAX_ASKED] if answers.results.get(one.name) is False]
-    table = cut(without_members, arguments, columns, text=_text, default="-behind")
+    table = cut(without_members, arguments, columns, text=_text, default="-lag")
     return StreamsPage(table, topic, queries, list(dict.fromkeys([*unasked, *known.unasked, *answers.unasked])))
 
 

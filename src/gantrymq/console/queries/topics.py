@@ -50,7 +50,7 @@ class Topic(msgspec.Struct):
     perm: str
     brokers: list[str]
     #: Lag of the group with the largest one, messages, and the number of groups.
-    behind: int | None = None
+    lag: int | None = None
     groups: int | None = None
     messages: int | None = None
     in_tps: float | None = None
@@ -140,7 +140,7 @@ async def topics(view: ClusterView, arguments: TopicsArguments) -> Topics:
         "read_queues": lambda t: t.read_queues,
         "brokers": lambda t: len(t.brokers),
         "perm": lambda t: t.perm,
-        "behind": lambda t: t.behind or 0,
+        "lag": lambda t: t.lag or 0,
     }
     table = cut(rows, arguments, columns, text=lambda t: t.name, default="name")
     has_figures, failed = await _add_figures(view, table.rows)
@@ -157,7 +157,7 @@ async def _lags(view: ClusterView) -> dict[str, list[int]] | None:
     for group, of_topics in known.progress.items():
         if not is_tools_group(group):
             for topic, progress in of_topics.items():
-                lags.setdefault(topic, []).append(progress.behind)
+                lags.setdefault(topic, []).append(progress.lag)
     return lags
 
 
@@ -229,7 +229,7 @@ async def topic(view: ClusterView, arguments: TopicArguments) -> TopicPage:
         list(dict.fromkeys([*configs.unasked, *unasked, *without_groups, *without_messages])),
         arguments.tab,
         found,
-        {group: of_topics[name].behind if name in (of_topics := progress.get(group, {})) else None for group in groups},
+        {group: of_topics[name].lag if name in (of_topics := progress.get(group, {})) else None for group in groups},
     )
 
 
@@ -293,7 +293,7 @@ def _topic(name: str, kind: str, seen: TopicSeen, lags: dict[str, list[int]] | N
     row = Topic(name, kind, seen.message_type, seen.read_queues, seen.write_queues, perm_text(seen.perm), seen.brokers)
     if lags is not None:
         of_topic = lags.get(name, [])
-        row.behind, row.groups = max(of_topic, default=None), len(of_topic)
+        row.lag, row.groups = max(of_topic, default=None), len(of_topic)
     return row
 
 

@@ -75,15 +75,15 @@ def _connections(seen: ProxySeen) -> Iterator[Finding]:
     """Yields findings about plain and TLS connections and the certificate."""
     if seen.over_tls is not None:
         yield warning(
-            f"proxy {seen.address} takes no TLS: {seen.over_tls}",
+            f"proxy {seen.address} accepts no TLS: {seen.over_tls}",
             "Apache's clients for Java, C++, C# and Go use TLS unless they are told not to.",
             "Let it have TLS (tls.server.mode=permissive and a certificate, or tls.test.mode.enable=true), or turn it "
             "off in clients: in Java, ClientConfiguration.newBuilder().enableSsl(false).",
         )
         return
-    kinds = "TLS connections alone" if seen.plain is not None else "plain and TLS connections"
+    kinds = "only TLS connections" if seen.plain is not None else "plain and TLS connections"
     named, finding = _certificate(seen)
-    yield ok(f"proxy {seen.address} takes {kinds}; its certificate: {named}")
+    yield ok(f"proxy {seen.address} accepts {kinds}; its certificate: {named}")
     if finding is not None:
         yield finding
 
@@ -128,8 +128,8 @@ def _route(seen: ProxySeen) -> Iterator[Finding]:
             brokers = sorted({queue.broker.name for queue in seen.queues})
             kinds = sorted({pb.MessageType.Name(kind) for queue in seen.queues for kind in queue.accept_message_types})
             yield ok(
-                f"topic {seen.topic} has {len(seen.queues)} queues on {', '.join(brokers) or 'no broker'}, for "
-                f"messages of the kinds {', '.join(kinds) or 'that its brokers take'}; asked in {route.took_ms:.1f} ms"
+                f"topic {seen.topic} has {len(seen.queues)} queues on {', '.join(brokers) or 'no broker'} and accepts "
+                f"{', '.join(kinds) or 'all'} messages; the query took {route.took_ms:.1f} ms"
             )
         case pb.TOPIC_NOT_FOUND if seen.topic is None:
             yield ok(f"it answers a call{user}, and its NameServers answer it, in {route.took_ms:.1f} ms")
@@ -171,7 +171,7 @@ def _settings(seen: ProxySeen) -> Iterator[Finding]:
     if isinstance(answer, Answer) and answer.response is not None and answer.response.status.code == pb.OK:
         settings = answer.response.settings
         yield ok(
-            f"it tells producers their settings, as streams go: bodies of at most {settings.publishing.max_body_size} "
+            f"settings for producers: bodies of at most {settings.publishing.max_body_size} "
             f"bytes, {settings.backoff_policy.max_attempts} attempts"
         )
     elif isinstance(answer, RequestTimeout):
@@ -218,12 +218,12 @@ def _brokers(seen: ProxySeen) -> Iterator[Finding]:
                 # No finding: Apache's proxy has no such call, or the user has no right to make it.
                 continue
             if answer.response.status.code == pb.OK:
-                yield ok(f"the proxy reaches {name}, in {answer.took_ms:.1f} ms")
+                yield ok(f"the proxy reaches {name} in {answer.took_ms:.1f} ms")
                 continue
         text = _status_text(answer.response.status) if isinstance(answer, Answer) else str(answer)
         yield problem(
-            f"the proxy doesn't reach {name}: {text}",
-            "what clients send to this broker's queues fails, and what is there isn't delivered.",
+            f"the proxy does not reach {name}: {text}",
+            "sends to this broker's queues fail, and its messages are not delivered.",
             f"The proxy's machine must reach the address that {name} advertises (brokerIP1, listenPort), with TLS if "
             f"that is demanded. {_LOG}",
         )
