@@ -66,7 +66,7 @@ def test_helps_are_plain_and_complete(capsys: pytest.CaptureFixture[str]) -> Non
     for arguments, texts in (
         (["--help"], [lazy.help for lazy in GantryGroup.table.values()]),
         (["admin", "--help"], [lazy.help for lazy in MqadminGroup.table.values() if not lazy.hidden]),
-        (["context", "--help"], ["Forget one."]),
+        (["context", "--help"], ["Remove a cluster."]),
     ):
         assert run(arguments) == 0
         out = " ".join(capsys.readouterr().out.split())

@@ -36,7 +36,7 @@ class GantryGroup(LazyGroup):
         ),
         "console": Lazy(f"{_PACKAGE}.console", "Show a cluster in a browser, until Ctrl-C."),
         "admin": Lazy(f"{_PACKAGE}.admin.app", "Look at a cluster and change it, with mqadmin's commands and flags."),
-        "context": Lazy(f"{_PACKAGE}.context_commands", "Give clusters names, with what it takes to reach them."),
+        "context": Lazy(f"{_PACKAGE}.context_commands", "Name clusters with their addresses, keys and TLS settings."),
         "namesrv": Lazy(f"{_PACKAGE}.server_commands", "Run a NameServer."),
         "broker": Lazy(f"{_PACKAGE}.server_commands", "Run a broker."),
         "controller": Lazy(f"{_PACKAGE}.server_commands", "Run a controller: it elects the masters of brokers."),
