@@ -83,7 +83,7 @@ def collect(
     start = end = 0
     first_offset, plain = offset, tags_codes is None and matches is None
     end_offset, last_unit = offset + len(units) // UNIT_SIZE, units[-UNIT_SIZE:]
-    numbers = None
+    numbers, all_units = None, units
     if native is not None and tags_codes is not None and len(tags_codes) <= _FEW_CODES:
         # Native code selects the units with these tags codes.
         wanted = max(most if bulk else min(max_messages, config.max_transfer_count_on_message_in_memory), 1)
@@ -104,6 +104,11 @@ def collect(
     following = UNIT.iter_unpack(units)
     for physical_offset, size, tags_code in following:
         if on_disk and physical_offset >= in_memory_from:
+            if numbers is not None and count >= most:
+                # A unit with another tags code follows the last record. It ends the read if it is on disk.
+                (next_offset, *_) = UNIT.unpack_from(all_units, (offset - first_offset) * UNIT_SIZE)
+                if next_offset < in_memory_from:
+                    break
             # All units that follow are in memory, too.
             on_disk = False
             most = min(max_messages, config.max_transfer_count_on_message_in_memory)
