@@ -175,7 +175,7 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Rolls back the half messages that tasks have reported. Brokers discard others after their checks."""
+    """Rolls back the half messages that tasks have reported. Brokers discard the rest after transaction checks."""
     sent = _in_transaction(messages)
     if not sent:
         return

@@ -105,7 +105,7 @@ def collect(
     for physical_offset, size, tags_code in following:
         if on_disk and physical_offset >= in_memory_from:
             if numbers is not None and count >= most:
-                # A unit with another tags code follows the last record. It ends the read if it is on disk.
+                # The tags code of the next unit is not wanted. If that unit is on disk, the read ends there.
                 (next_offset, *_) = UNIT.unpack_from(all_units, (offset - first_offset) * UNIT_SIZE)
                 if next_offset < in_memory_from:
                     break

@@ -12,7 +12,7 @@ from gantrymq.store.log_files import LogFiles
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.system import threads
 
-#: Blocks are reserved in pieces of this size, in bytes. The next piece is reserved when half of it is used.
+#: Blocks are reserved in pieces of this size, in bytes. The next one is reserved when half of a piece is used.
 RESERVE = 64 * 1024 * 1024
 
 

@@ -155,7 +155,7 @@ class QueueFiles:
                     raise
                 return  # The directory was deleted at the same time.
             if self._gone:
-                # The queue was deleted in the meantime. Deletes the new file, too.
+                # The queue was deleted in the meantime, so delete the new file, too.
                 files.unlink(file.path, missing_ok=True)
                 with suppress(OSError):
                     files.remove_directory(self._directory)

@@ -67,7 +67,7 @@ log = peer_log(__name__)
 FILE_NAME = "gantryWriters.json"
 #: Interval at which expired entries are removed, in seconds.
 _LOOK_S = 10.0
-#: The file is rewritten after the log has grown by so many bytes. A start reads the log from there.
+#: The file is rewritten after the log has grown by so many bytes. A restart reads the log from the file's position on.
 _LOG_BYTES = 64 * 1024 * 1024
 #: A start reads the log for this time, in seconds.
 _START_S = 0.2
