@@ -223,7 +223,8 @@ class Attacker:
         return self._reading.done()
 
     def write(self, piece: bytes) -> None:
-        if not self.is_closed:
+        # A transport closes a few iterations of the event loop before the reader ends.
+        if not self._writer.transport.is_closing():
             self._writer.write(piece)
 
     async def end(self) -> None:

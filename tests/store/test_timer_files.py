@@ -397,7 +397,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whic
     add(timer, NOW + 5000, 7000)
     with monkeypatch.context() as patch:
         patch.setattr(files, which, fails)
-        with pytest.raises(SyncFailed, match="Input/output error; the timer's state isn't saved"):
+        with pytest.raises(SyncFailed, match="Input/output error; the timer's state is not saved"):
             timer.flush(timer.checkpoint(NOW + 1))
     add(timer, NOW + 6000, 7100)
     with pytest.raises(SyncFailed, match="Input/output error"):
