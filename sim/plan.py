@@ -199,18 +199,16 @@ def make_plan(seed: str) -> Plan:
         kind = slower.choice(("drift", "slow-disk", "io-errors"))
         whom = slower.choice(servers + plan.clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
         at, lasts = round(slower.uniform(0, FAULTS_S), 2), round(slower.uniform(1, 20), 2)
-        # A slow disk and a power failure exclude each other: groups would skip messages that replace unsynced ones.
-        is_lossy = any(fault.kind in ("power", "lies") for fault in plan.faults)
-        if kind != "slow-disk" or not is_lossy:
+        if kind != "slow-disk" or not any(fault.kind == "lies" for fault in plan.faults):
             plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
     at_sync = Random(f"{seed} power at a sync")
     if at_sync.random() < _AT_SYNC_SHARE and (plan.is_synced or (not plan.consumers["pop"] and is_lossless)):
         # While messages are sent; later there is little to sync.
         whom, sending_s = f"broker-{at_sync.randrange(plan.brokers)}", min(plan.messages * plan.pause_s, FAULTS_S)
         at, lasts = round(at_sync.uniform(0, sending_s), 2), round(at_sync.uniform(3, 20), 2)
-        # As above: recovery must not read a damaged record, and a slow disk excludes power failures.
+        # As above: recovery must not read a damaged record.
         has_rotten = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
-        if not has_rotten and not any(fault.kind == "slow-disk" for fault in plan.faults):
+        if not has_rotten:
             plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
     add_extra(plan)
     add_far_clocks(plan)

@@ -68,6 +68,12 @@ BUGS = (
         "has committed",
     ),
     Planted(
+        "a consumer keeps its offset after a crash lost the end of a queue",
+        "client/consuming/queue_puller.py",
+        "return has_crashed and process_queue.next_offset > result.recovered_end",
+        "return False",
+    ),
+    Planted(
         "one error ends a flusher",
         "store/flusher.py",
         "        except Exception as e:\n            now =",

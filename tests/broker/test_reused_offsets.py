@@ -13,6 +13,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader, UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.private_fields import RECOVERED_END_FIELD, RECOVERY_FIELD
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 
@@ -29,7 +30,7 @@ async def recovered(peer: Peer, broker: Broker) -> Broker:
     return broker
 
 
-async def test_who_is_ahead_goes_back_to_where_the_queue_was_recovered(recovered: Broker, peer: Peer) -> None:
+async def test_a_group_beyond_the_recovered_end_goes_back_to_it(recovered: Broker, peer: Peer) -> None:
     # The commit of the group's offset can arrive before its pull.
     recovered.offsets.commit("consumers", "orders", 0, 3)
     answer = await peer.pull("orders", 3)
@@ -42,7 +43,7 @@ async def test_who_is_ahead_goes_back_to_where_the_queue_was_recovered(recovered
     assert (await peer.pull("orders", 4)).ext_fields["nextBeginOffset"] == "3"
 
 
-async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broker, peer: Peer) -> None:
+async def test_a_group_goes_back_to_its_first_unhandled_message(recovered: Broker, peer: Peer) -> None:
     """The group pulled up to offset 3 and processed nothing, so it restarts at its committed offset, 0.
 
     On a reset, the consumer also drops the messages that it pulled below the recovered end.
@@ -51,9 +52,7 @@ async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broke
     assert (await peer.pull("orders", 3)).ext_fields["nextBeginOffset"] == "0"
 
 
-async def test_what_one_has_dealt_with_is_not_hidden_by_a_commit_of_what_was_lost(
-    recovered: Broker, peer: Peer
-) -> None:
+async def test_a_commit_of_lost_messages_hides_no_progress(recovered: Broker, peer: Peer) -> None:
     """A member that commits an offset from before the crash does not skip messages for the group.
 
     Another member pulled all new messages and processed half of them.
@@ -72,7 +71,7 @@ async def test_what_one_has_dealt_with_is_not_hidden_by_a_commit_of_what_was_los
     assert recovered.offsets.query("consumers", "orders", 0) == 3
 
 
-async def test_a_tool_that_sets_the_offset_of_a_group_without_members_is_told(recovered: Broker, peer: Peer) -> None:
+async def test_a_tool_that_commits_lost_messages_gets_an_error(recovered: Broker, peer: Peer) -> None:
     await create_group(peer)
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=3)
     answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
@@ -81,7 +80,7 @@ async def test_a_tool_that_sets_the_offset_of_a_group_without_members_is_told(re
     assert recovered.offsets.query("consumers", "orders", 0) == 1
 
 
-async def test_an_administrator_who_skips_messages_has_the_last_word(recovered: Broker, peer: Peer) -> None:
+async def test_a_reset_by_an_administrator_is_valid(recovered: Broker, peer: Peer) -> None:
     header = ResetOffsetRequestHeader(
         topic="orders", group="consumers", queue_id=0, offset=3, timestamp=-1, is_force=True
     )
@@ -89,19 +88,30 @@ async def test_an_administrator_who_skips_messages_has_the_last_word(recovered: 
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_a_group_that_has_nothing_committed_begins_where_it_likes(recovered: Broker, peer: Peer) -> None:
+async def test_a_group_without_a_committed_offset_starts_anywhere(recovered: Broker, peer: Peer) -> None:
     assert (await peer.pull("orders", 3, group="new")).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_queues_that_have_lost_nothing_are_as_ever(recovered: Broker, peer: Peer) -> None:
+async def test_a_queue_that_lost_nothing(recovered: Broker, peer: Peer) -> None:
     recovered.store.queue("orders", 0).recovered_end = None
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_it_ends(recovered: Broker, peer: Peer) -> None:
+async def test_the_checks_end(recovered: Broker, peer: Peer) -> None:
     """The special case ends after some time. Then a consumer can seek forward again."""
     pulling = recovered.features.pulling
     assert pulling.reused_offsets is not None
     pulling.reused_offsets.until = 0.0
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
     assert pulling.reused_offsets is None
+
+
+async def test_a_response_has_the_recovered_end(recovered: Broker, peer: Peer) -> None:
+    """Consumers know what they received before the crash, also if their group has committed nothing."""
+    response = await peer.pull("orders", 3, group="new")
+    recovery = response.ext_fields[RECOVERY_FIELD]
+    assert response.ext_fields[RECOVERED_END_FIELD] == "1"
+    response = await peer.pull("orders", 1)
+    assert (response.ext_fields[RECOVERY_FIELD], response.ext_fields[RECOVERED_END_FIELD]) == (recovery, "1")
+    recovered.store.queue("orders", 0).recovered_end = None
+    assert RECOVERY_FIELD not in (await peer.pull("orders", 1)).ext_fields

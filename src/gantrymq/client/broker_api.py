@@ -107,8 +107,8 @@ class PullResult(NamedTuple):
     """Result of a pull. `body` contains records (`protocol.message.decode_messages`).
 
     In any case, the next pull starts at `next_begin_offset`. `is_removed` is true if the commit log lacks messages that
-    the queue refers to; the status is then NO_MATCHED_MESSAGE. `topic_begin` is
-    `private_fields.TOPIC_BEGIN_FIELD`, or 0 without it.
+    the queue refers to; the status is then NO_MATCHED_MESSAGE. `topic_begin`,
+    `recovery` and `recovered_end` are fields of `private_fields`, or 0 without them.
     """
 
     status: PullStatus
@@ -119,6 +119,8 @@ class PullResult(NamedTuple):
     body: bytes
     is_removed: bool
     topic_begin: int = 0
+    recovery: int = 0
+    recovered_end: int = 0
 
 
 _SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendStatus}
@@ -277,6 +279,8 @@ class BrokerApi:
             response.body,
             status is PullStatus.NO_MATCHED_MESSAGE and refusal_reason(response) is RefusalReason.MESSAGES_REMOVED,
             answer.gantry_topic_begin or 0,
+            answer.gantry_recovery or 0,
+            answer.gantry_recovered_end or 0,
         )
 
     async def pull_at_once(

@@ -15,6 +15,11 @@ REASON_FIELD = "gantryReason"
 #: In the response to a pull: the end of the commit log at the last deletion of a topic with this name. It grows with
 #: each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"
+#: In the response to a pull, for a while after a broker has started after a crash: an id of this start. A consumer that
+#: pulled before the crash sees that it changes.
+RECOVERY_FIELD = "gantryRecovery"
+#: In the same response: the end of the queue at that start. Offsets from there on now belong to other messages.
+RECOVERED_END_FIELD = "gantryRecoveredEnd"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: the time since its start, in ms.
 UPTIME_FIELD = "gantryUptimeMs"
 #: In the same response, even if the topic has no route: the awaited brokers of the topic, separated by `;`. They were

@@ -23,7 +23,7 @@ from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
-from gantrymq.protocol.private_fields import REASON_FIELD, TOPIC_BEGIN_FIELD
+from gantrymq.protocol.private_fields import REASON_FIELD, RECOVERED_END_FIELD, RECOVERY_FIELD, TOPIC_BEGIN_FIELD
 from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import NO_FIELDS, encode_pull_head
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -33,7 +33,7 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
-from gantrymq.system.clock import monotonic
+from gantrymq.system.clock import monotonic, now_ms
 
 #: Limit of a pull without a limit of its own, in bytes (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The
 #: store applies its own limits to all pulls, with other values for bulk readers.
@@ -72,6 +72,8 @@ class PullProcessor(Feature):
         self.polling = LongPolling(self._retry, context.jobs)
         self._slave: SlaveReads | None = None
         self.reused_offsets: ReusedOffsets | None = None
+        #: Value of RECOVERY_FIELD.
+        self._start_ms = str(now_ms())
         #: Another broker may be master.
         self._is_doubted = False
         events = context.events
@@ -142,7 +144,7 @@ class PullProcessor(Feature):
         if result.status is GetStatus.FOUND:
             # The hot path.
             begin = self._offsets.topic_begin(header.topic)
-            return self._answer(request, ResponseCode.SUCCESS, result, group, begin)
+            return self._answer(request, ResponseCode.SUCCESS, result, group, queue, begin)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
@@ -208,7 +210,7 @@ class PullProcessor(Feature):
             header.subscription = header.expression_type = None
             self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline, begin))
             return None
-        return self._answer(request, code, result, group, begin)
+        return self._answer(request, code, result, group, queue, begin)
 
     def _retry(self, pull: WaitingPull, expired: bool) -> None:
         """Answers a waiting pull or holds it again. `LongPolling` calls it when messages arrive or the pull expires."""
@@ -248,7 +250,8 @@ class PullProcessor(Feature):
             return None
         if code == ResponseCode.PULL_NOT_FOUND and self._is_doubted:
             raise _doubted()
-        return self._answer(pull.request, code, result, self._groups.get(header.consumer_group), pull.topic_begin)
+        group = self._groups.get(header.consumer_group)
+        return self._answer(pull.request, code, result, group, pull.queue, pull.topic_begin)
 
     def _read(
         self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
@@ -333,6 +336,7 @@ class PullProcessor(Feature):
         code: int,
         result: GetResult,
         group: SubscriptionGroupConfig | None,
+        queue: ConsumeQueue,
         topic_begin: int,
     ) -> list[bytes | memoryview]:
         broker_id = MASTER_ID
@@ -342,8 +346,8 @@ class PullProcessor(Feature):
             if self._slave is not None and not behind:
                 broker_id = self._slave.suggested_broker()
         private_fields = NO_FIELDS
-        if topic_begin or result.status is GetStatus.MESSAGE_WAS_REMOVING:
-            private_fields = _private_fields(topic_begin, result.status)
+        if topic_begin or self.reused_offsets is not None or result.status is GetStatus.MESSAGE_WAS_REMOVING:
+            private_fields = self._private_fields(queue, topic_begin, result.status)
         head = encode_pull_head(
             request.serialize_type,
             request.opaque,
@@ -358,6 +362,15 @@ class PullProcessor(Feature):
             private_fields,
         )
         return [head, *result.buffers]
+
+    def _private_fields(self, queue: ConsumeQueue, topic_begin: int, status: GetStatus) -> Mapping[str, str]:
+        fields = {TOPIC_BEGIN_FIELD: str(topic_begin)} if topic_begin else {}
+        if status is GetStatus.MESSAGE_WAS_REMOVING:
+            fields[REASON_FIELD] = RefusalReason.MESSAGES_REMOVED.value
+        if self.reused_offsets is not None and queue.recovered_end is not None:
+            fields[RECOVERY_FIELD] = self._start_ms
+            fields[RECOVERED_END_FIELD] = str(queue.recovered_end)
+        return fields
 
     def _queue(self, header: PullMessageRequestHeader) -> tuple[ConsumeQueue, SubscriptionGroupConfig]:
         """Returns the queue and the group of a pull. Raises RequestRefused if the group may not read the queue."""
@@ -407,10 +420,3 @@ def _doubted() -> RequestRefused:
         "there are no new messages, and another broker may be master: request the route of the topic",
         RefusalReason.NOT_MASTER,
     )
-
-
-def _private_fields(topic_begin: int, status: GetStatus) -> Mapping[str, str]:
-    fields = {TOPIC_BEGIN_FIELD: str(topic_begin)} if topic_begin else {}
-    if status is GetStatus.MESSAGE_WAS_REMOVING:
-        fields[REASON_FIELD] = RefusalReason.MESSAGES_REMOVED.value
-    return fields

@@ -30,6 +30,7 @@ class ProcessQueue:
 
     Attributes:
         topic_begin: Largest TOPIC_BEGIN_FIELD of all pulls (`private_fields`). None before the first pull.
+        recovery: Last RECOVERY_FIELD of all pulls (`private_fields`), 0 without it. None before the first pull.
         next_offset: Offset of the next pull.
         dropped: True if the queue is revoked. Its pending messages are neither handled nor committed.
         last_pull: Time of the last pull, seconds since the epoch.
@@ -45,6 +46,7 @@ class ProcessQueue:
         #: End of the queue at the last pull.
         self.max_offset = next_offset
         self.topic_begin: int | None = None
+        self.recovery: int | None = None
         self.dropped = False
         self.counters = counters or TopicCounters()
         self.last_pull = 0.0

@@ -120,6 +120,15 @@ class QueuePuller:
             log.warning("the topic of %s was deleted and created again: going on at its begin", process_queue.queue)
             self._moved(process_queue, result.min_offset)
             return inf
+        if self._has_lost_its_end(result):
+            log.warning(
+                "%s has lost messages in a crash of its broker: going on at offset %d, where it was recovered",
+                process_queue.queue,
+                result.recovered_end,
+            )
+            # Messages before it that were pulled but not handled still exist.
+            self._moved(process_queue, min(result.recovered_end, process_queue.commit_offset))
+            return inf
         self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
         process_queue.max_offset = result.max_offset
@@ -157,6 +166,13 @@ class QueuePuller:
         is_created_again = process_queue.topic_begin is not None and begin > process_queue.topic_begin
         process_queue.topic_begin = max(begin, process_queue.topic_begin or 0)
         return is_created_again
+
+    def _has_lost_its_end(self, result: PullResult) -> bool:
+        """Returns whether a crash of the broker lost messages that were pulled, so that their offsets are reused."""
+        process_queue, recovery = self._process_queue, result.recovery
+        has_crashed = recovery != 0 and process_queue.recovery not in (None, recovery)
+        process_queue.recovery = recovery or process_queue.recovery or 0
+        return has_crashed and process_queue.next_offset > result.recovered_end
 
     def _refuse_nonsense(self, result: PullResult) -> None:
         """Raises HeaderError if the next offset of a response is out of range. The pull is repeated."""

@@ -36,7 +36,7 @@ class PullMessageRequestHeader(Header):
 class PullMessageResponseHeader(Header):
     """The response to a pull. The body has the found records, one after the other.
 
-    `gantry_topic_begin` is `private_fields.TOPIC_BEGIN_FIELD`.
+    `private_fields` describes the fields whose names begin with `gantry`.
     """
 
     suggest_which_broker_id: Int64
@@ -48,3 +48,5 @@ class PullMessageResponseHeader(Header):
     group_sys_flag: Int32 | None = None
     forbidden_type: Int32 | None = None
     gantry_topic_begin: Int64 | None = None
+    gantry_recovery: Int64 | None = None
+    gantry_recovered_end: Int64 | None = None
