@@ -92,9 +92,14 @@ def main() -> int:
     return 0
 
 
+#: Longer than a run of `enqueue`, so that each batch is full.
+LINGER_S = 5.0
+
+
 async def run(body: bytes, repeat: int) -> None:
     async with AsyncExitStack() as stack:
         producer, peer = await connected(stack)
+        batching, batching_peer = await connected(stack, linger=LINGER_S)
 
         async def send(count: int) -> None:
             for _ in range(count):
@@ -108,11 +113,17 @@ async def run(body: bytes, repeat: int) -> None:
             for _ in range(count):
                 await producer.send_batch([Message(TOPIC, body) for _ in range(BATCH)])
 
-        for name, work, workers, count, messages in (
-            ("send, 32 under way", send, 32, 40, 1),
-            ("send, 1 under way", send, 1, 600, 1),
-            ("send with keys and tags, 32 under way", send_with_keys, 32, 40, 1),
-            (f"send_batch of {BATCH}, 8 under way", send_batch, 8, 20, BATCH),
+        async def enqueue(count: int) -> None:
+            futures = [await batching.enqueue(Message(TOPIC, body)) for _ in range(count)]
+            await batching.flush()
+            assert all(future.done() for future in futures)
+
+        for name, work, workers, count, messages, answering in (
+            ("send, 32 under way", send, 32, 40, 1, peer),
+            ("send, 1 under way", send, 1, 600, 1, peer),
+            ("send with keys and tags, 32 under way", send_with_keys, 32, 40, 1, peer),
+            (f"send_batch of {BATCH}, 8 under way", send_batch, 8, 20, BATCH, peer),
+            ("enqueue, with linger", enqueue, 1, 4000, 1, batching_peer),
         ):
 
             async def once(
@@ -122,17 +133,17 @@ async def run(body: bytes, repeat: int) -> None:
 
             times = []
             for _ in range(repeat):
-                peer.spent_ns, began = 0, time.thread_time_ns()
+                answering.spent_ns, began = 0, time.thread_time_ns()
                 await once()
-                times.append((time.thread_time_ns() - began - peer.spent_ns) / (workers * count * messages))
+                times.append((time.thread_time_ns() - began - answering.spent_ns) / (workers * count * messages))
             show(name, times)
     steps_of_a_pull(body, repeat)
 
 
-async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
+async def connected(stack: AsyncExitStack, linger: float = 0.0) -> tuple[Producer, Answering]:
     """Returns a producer that has a route and a connection."""
     loop = asyncio.get_running_loop()
-    producer = Producer("127.0.0.1:1", "benchmark_producer")
+    producer = Producer("127.0.0.1:1", "benchmark_producer", linger=linger)
     await stack.enter_async_context(producer)
     client = producer.client
     # Cancel background tasks: there is no NameServer and no broker.

@@ -12,7 +12,7 @@ from wait_until import until
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.batch_accumulator import MAX_UNDER_WAY, BatchAccumulator, BatchKey, Send
-from gantrymq.client.producing.message_encoder import EncodedMessage
+from gantrymq.client.producing.message_encoder import UNIQUE_KEY_SIZE, EncodedMessage
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.errors import ClientClosed, ClientError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.protocol.message import Message, MessageQueue
@@ -21,7 +21,7 @@ QUEUE = MessageQueue("t", "broker", 3)
 
 
 def part(number: int, size: int = 100) -> EncodedMessage:
-    return EncodedMessage("t", b"x" * (size - 22), b"", 0, 0, False, f"ID{number}")
+    return EncodedMessage("t", b"x" * (size - 22 - UNIQUE_KEY_SIZE), b"", 0, 0, False, f"ID{number}")
 
 
 class Sends:
@@ -117,7 +117,7 @@ async def test_senders_wait_for_room() -> None:
 
 async def test_a_queue_that_keeps_batches_whole_has_one_offset_id() -> None:
     async def send(key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
-        return SendResult(SendStatus.SEND_OK, "", QUEUE, 40, "ONE")
+        return SendResult(SendStatus.SEND_OK, "ID0,ID1", QUEUE, 40, "ONE")
 
     accumulator = accumulating(send, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gantrymq.client.producing.options import ProducerOptions
@@ -51,10 +52,19 @@ _ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, *DELAYS]
 #: The constructor of a NamedTuple costs twice as much.
 _new = tuple.__new__
 _join_pair = NAME_VALUE_SEPARATOR.join
+_msg_id = attrgetter("msg_id")
+_NO_PROPERTIES: dict[str, str] = {}
+#: The encoded property with the id of a message, and its size in bytes.
+_UNIQUE_KEY_PAIR = b"UNIQ_KEY\x01%b\x02"
+UNIQUE_KEY_SIZE = 42
 
 
 class EncodedMessage(NamedTuple):
-    """An encoded message or batch. `topic` includes the namespace; `msg_id` of a batch has several ids, with commas."""
+    """An encoded message or batch.
+
+    `topic` includes the namespace. `msg_id` of a batch has several ids, with commas. It is empty for a message of a
+    batch that is not joined yet (`Encoder.encode_part`).
+    """
 
     topic: str
     body: bytes
@@ -89,7 +99,7 @@ class Encoder:
             raise IllegalMessage(f"message body of {len(body)} bytes: at most {self._max_message_size} are allowed")
         if not properties and not self._namespace:
             msg_id = self._unique_keys.next()
-            own = b"UNIQ_KEY\x01%b\x02" % msg_id.encode()
+            own = _UNIQUE_KEY_PAIR % msg_id.encode()
             return _new(EncodedMessage, (topic, body, own, message.flag, 0, False, msg_id, False, 0, None))
         # A copy, because several sends of the same message can be in flight.
         properties = dict(properties)
@@ -132,6 +142,18 @@ class Encoder:
             ),
         )
 
+    def encode_part(self, topic: str, message: Message) -> EncodedMessage:
+        """Encodes a message for `join`, which generates its id if it has no properties. Raises IllegalMessage."""
+        body = message.body
+        if (
+            message.properties
+            or self._namespace
+            or type(body) is not bytes
+            or not 0 < len(body) <= self._max_message_size
+        ):
+            return self.encode(topic, message, message.properties)
+        return _new(EncodedMessage, (topic, body, b"", message.flag, 0, False, "", False, 0, None))
+
     def encode_batch(
         self, topic: str, messages: Sequence[Message], properties: Sequence[dict[str, str]]
     ) -> EncodedMessage:
@@ -154,19 +176,38 @@ class Encoder:
         assert native is not None
         if self._namespace or topic.startswith(RETRY_TOPIC_PREFIX) or len({message.topic for message in messages}) > 1:
             return None
-        head, first = self._unique_keys.some(len(messages))
         flags, bodies = [message.flag for message in messages], [message.body for message in messages]
-        found = native.plain_batch(flags, bodies, list(properties), _ODD, head, first)
+        return self._native_batch(topic, flags, bodies, list(properties))
+
+    def _native_batch(
+        self, topic: str, flags: list[int], bodies: list[bytes], properties: list[dict[str, str]]
+    ) -> EncodedMessage | None:
+        """Encodes a batch, and generates its ids. Returns None if a message must be checked in Python."""
+        assert native is not None
+        head, first = self._unique_keys.some(len(bodies))
+        found = native.plain_batch(flags, bodies, properties, _ODD, head, first)
         if found is None or len(found[0]) > self._max_message_size:
             return None
         return EncodedMessage(topic, found[0], b"", 0, 0, True, found[1])
 
     def join(self, topic: str, parts: Sequence[EncodedMessage]) -> EncodedMessage:
-        """Joins encoded messages into one batch. Raises IllegalMessage."""
+        """Joins encoded messages into one batch. Returns a single message as it is. Raises IllegalMessage."""
+        if native is not None and len(parts) > 1 and not any(map(_msg_id, parts)):
+            flags, bodies = [part.flag for part in parts], [part.body for part in parts]
+            batch = self._native_batch(topic, flags, bodies, [_NO_PROPERTIES] * len(parts))
+            if batch is not None:
+                return batch
+        parts = [part if part.msg_id else self._with_id(part) for part in parts]
+        if len(parts) == 1:
+            return parts[0]
         body = encode_batch([(part.flag, part.body, part.properties) for part in parts])
         if len(body) > self._max_message_size:
             raise IllegalMessage(f"batch of {len(body)} bytes: at most {self._max_message_size} are allowed")
         return EncodedMessage(topic, body, b"", 0, 0, True, ",".join([part.msg_id for part in parts]))
+
+    def _with_id(self, part: EncodedMessage) -> EncodedMessage:
+        msg_id = self._unique_keys.next()
+        return part._replace(properties=_UNIQUE_KEY_PAIR % msg_id.encode(), msg_id=msg_id)
 
     def wants_compression(self, encoded: EncodedMessage) -> bool:
         return len(encoded.body) >= self._compress_over and not encoded.batch

@@ -270,10 +270,12 @@ class Producer(Lifecycle):
         batches = self._batches
         if batches is None:
             raise ClientError("this producer makes no batches: give it linger, or use send")
-        if self._around is None:
-            future = await self._add_to_batch(message, timeout_ms, queue)
-        else:
+        if self._around is not None:
             future = await self._add_around(message, timeout_ms, queue, or_alone)
+        elif queue is None and names.SHARDING_KEY in message.properties:
+            future = await self._add_by_key(message, timeout_ms)
+        else:
+            future = self._add_to_batch(message, timeout_ms, queue)
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             try:
                 await batches.wait_for_space()
@@ -295,7 +297,10 @@ class Producer(Lifecycle):
                 if or_alone and not may_be_batched(changed):
                     enqueued.set_added()
                     return await self._send_now(changed, timeout_ms, queue)
-                future = await self._add_to_batch(changed, timeout_ms, queue)
+                if queue is None and names.SHARDING_KEY in changed.properties:
+                    future = await self._add_by_key(changed, timeout_ms)
+                else:
+                    future = self._add_to_batch(changed, timeout_ms, queue)
                 enqueued.set_added()
                 return await future
 
@@ -303,23 +308,27 @@ class Producer(Lifecycle):
 
         return await self._enqueued.start(message.topic, send)
 
-    async def _add_to_batch(
-        self, message: Message, timeout_ms: int, queue: MessageQueue | None
-    ) -> asyncio.Future[SendResult]:
-        topic, properties = self._topic(message, queue), message.properties
+    async def _add_by_key(self, message: Message, timeout_ms: int) -> asyncio.Future[SendResult]:
+        """Adds a message to a batch for the queue of its sharding key. The timeout includes the time to find it."""
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
-        if queue is None and names.SHARDING_KEY in properties:
-            deadline = clock.monotonic() + timeout_ms / 1000
-            queue = await self._queue_of_key([message], timeout_ms)
-            timeout_ms = _left_ms(deadline)
-            # The producer may have been closed meanwhile.
-            self._check_open()
+        deadline = clock.monotonic() + timeout_ms / 1000
+        queue = await self._queue_of_key([message], timeout_ms)
+        # The producer may have been closed meanwhile.
+        self._check_open()
+        return self._add_to_batch(message, _left_ms(deadline), queue)
+
+    def _add_to_batch(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> asyncio.Future[SendResult]:
+        topic = self._topic(message, queue)
+        if not may_be_batched(message):
+            raise IllegalMessage(NOT_IN_A_BATCH)
         batches = self._batches
         if batches is None:
             raise ClientClosed("this producer was closed meanwhile")
         key = topic, queue if queue is None else self._with_namespace(queue)
-        return batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
+        return batches.add(key, self._encoder.encode_part(topic, message), timeout_ms)
 
     async def flush(self) -> None:
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
@@ -516,7 +525,7 @@ class Producer(Lifecycle):
 
     async def _send_gathered(self, key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         topic, queue = key
-        encoded = parts[0] if len(parts) == 1 else self._encoder.join(topic, parts)
+        encoded = self._encoder.join(topic, parts)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
     # -- topics and queues --------------------------------------------------------------------------------------
