@@ -104,7 +104,7 @@ class PopResets(Workload):
                 continue
             for queue_id in range(_QUEUES):
                 committed = await admin.committed_offset(address, group, _TOPIC, queue_id) or 0
-                first = await admin.api.min_offset(address, _TOPIC, queue_id, admin.timeout_ms)
+                first = await admin.api.min_offset(address, _TOPIC, queue_id)
                 offset = max(committed, first)
                 await admin.reset_queue_offset(address, group, _TOPIC, queue_id, offset)
                 offsets[broker.broker_name, queue_id] = offset

@@ -27,6 +27,7 @@ _PRODUCER = _CLIENT | {
     *("client", "enqueue", "flush", "group", "queues", "recall", "request"),
     *("send", "send_alone", "send_batch", "send_oneway", "sender"),
 }
+_MESSAGE = {"body", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"}
 ATTRIBUTES: dict[str, set[str]] = {
     "Producer": _PRODUCER,
     "TransactionProducer": _PRODUCER | {"send_in_transaction"},
@@ -41,8 +42,17 @@ ATTRIBUTES: dict[str, set[str]] = {
     "SendContext": {"address", "client_id", "group", "messages", "msg_id", "oneway"},
     "ConsumeContext": {"client_id", "group", "message"},
     "ReceiveContext": {"client_id", "group", "topics"},
-    "Message": {"body", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"},
+    "Message": _MESSAGE,
+    "MessageExt": _MESSAGE
+    | {
+        *("born_host", "born_host_bytes", "born_timestamp", "broker_name", "commit_log_offset", "compression_flags"),
+        *("damaged", "decompress_if_small", "is_damaged", "is_packed", "is_undecodable", "message_queue", "msg_id"),
+        *("of_parts", "offset_msg_id", "pack", "place", "prepared_transaction_offset", "queue_id", "queue_offset"),
+        *("reconsume_times", "store_host", "store_size", "store_timestamp", "stored_body", "sys_flag", "unpack"),
+    },
 }
+#: Attributes of an AdminClient beside its methods and properties.
+ADMIN_ATTRIBUTES = {"api", "options", "remoting"}
 
 
 class Listener:
@@ -51,6 +61,10 @@ class Listener:
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
         return LocalTransactionState.UNKNOWN
+
+
+def public_names(one: object) -> set[str]:
+    return {name for name in dir(one) if not name.startswith("_")}
 
 
 async def test_public_attributes() -> None:
@@ -67,9 +81,20 @@ async def test_public_attributes() -> None:
         gantrymq.ConsumeContext(group="", client_id="", message=MessageExt.__new__(MessageExt)),
         gantrymq.ReceiveContext(group="", client_id="", topics=()),
         Message("topic", b""),
+        MessageExt.__new__(MessageExt),
     ]
-    found = {type(one).__name__: {name for name in dir(one) if not name.startswith("_")} for one in objects}
-    assert found == ATTRIBUTES
+    assert {type(one).__name__: public_names(one) for one in objects} == ATTRIBUTES
+    admin = gantrymq.AdminClient(address)
+    assert {name for name in public_names(admin) if not hasattr(type(admin), name)} | {
+        "name_servers"
+    } == ADMIN_ATTRIBUTES
+
+
+@pytest.mark.parametrize(
+    "name", ["LitePullConsumer", "Producer", "PushConsumer", "SimpleConsumer", "TransactionProducer"]
+)
+def test_a_blocking_client_has_the_names_of_the_asyncio_client(name: str) -> None:
+    assert public_names(getattr(gantrymq, f"Sync{name}")) <= ATTRIBUTES[name]
 
 
 def test_docs_import_no_internal_modules() -> None:

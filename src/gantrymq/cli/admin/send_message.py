@@ -133,8 +133,8 @@ def _producer(admin: AdminClient, *, trace: bool = False, unit_name: str = "") -
         admin.name_servers,
         _GROUP,
         retry_times=0,
-        ssl_context=admin.ssl_context,
-        credentials=admin.credentials,
+        ssl_context=admin.options.ssl_context,
+        credentials=admin.options.credentials,
         enable_trace=trace,
         unit_name=unit_name,
     )

@@ -43,17 +43,21 @@ class AdminOptions(TransportOptions):
 
 
 class AdminBase:
-    """Connections and requests to NameServers and brokers."""
+    """Connections and requests to NameServers and brokers.
+
+    Attributes:
+        options: The options of this client.
+        api: Further requests to a broker, by its address. Not part of the stable API.
+        remoting: The connections. Not part of the stable API.
+    """
 
     @takes(AdminOptions)
     def __init__(self, options: AdminOptions) -> None:
         name_servers = options.name_servers
         if isinstance(name_servers, str):
             name_servers = split_addresses(name_servers)
-        self.timeout_ms = duration_ms("timeout", options.timeout)
-        self.credentials = options.credentials
-        self.hooks = options.hooks
-        self.ssl_context = options.ssl_context
+        self.options = options
+        self._timeout_ms = duration_ms("timeout", options.timeout)
         self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.rpc_hooks)
         self.api = BrokerApi(self.remoting)
         self._name_servers = list(name_servers)
@@ -141,7 +145,7 @@ class AdminBase:
     ) -> RemotingCommand:
         """Sends a request and returns the response. Raises BrokerError unless it is SUCCESS, or a RemotingError."""
         request = RemotingCommand.request(code, header, body)
-        return await self.remoting.call(address, request, timeout_ms or self.timeout_ms)
+        return await self.remoting.call(address, request, timeout_ms or self._timeout_ms)
 
     async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
         """Returns the response of the first reachable NameServer, as all have the same data."""

@@ -128,9 +128,9 @@ class AdminDeadLetterMessages(AdminReadPositions):
         async with Producer(
             self.name_servers,
             PRODUCER_GROUP,
-            ssl_context=self.ssl_context,
-            credentials=self.credentials,
-            hooks=self.hooks,
+            ssl_context=self.options.ssl_context,
+            credentials=self.options.credentials,
+            hooks=self.options.hooks,
         ) as producer:
             for queue in read_queues(dead, route):
                 async with self._read_position(queue, again=again) as position:
@@ -147,7 +147,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                         elif (message := _sent_again(letter, None if to_topic else group)) is None:
                             unreadable += 1
                         else:
-                            await producer.send(message, timeout=self.timeout_ms / 1000)
+                            await producer.send(message, timeout=self._timeout_ms / 1000)
                             resent += 1
                         position.done = letter.queue_offset + 1
                         if progress is not None:
@@ -170,9 +170,9 @@ class AdminDeadLetterMessages(AdminReadPositions):
         async with Producer(
             self.name_servers,
             PRODUCER_GROUP,
-            ssl_context=self.ssl_context,
-            credentials=self.credentials,
-            hooks=self.hooks,
+            ssl_context=self.options.ssl_context,
+            credentials=self.options.credentials,
+            hooks=self.options.hooks,
         ) as producer:
             async for letter in letters:
                 if not letter.topic.startswith(DLQ_TOPIC_PREFIX):
@@ -181,7 +181,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                 if (message := _sent_again(letter, None if to_topic else group)) is None:
                     unreadable += 1
                 else:
-                    await producer.send(message, timeout=self.timeout_ms / 1000)
+                    await producer.send(message, timeout=self._timeout_ms / 1000)
                     resent += 1
                 if progress is not None:
                     progress(ResentMessages(resent, 0, unreadable))

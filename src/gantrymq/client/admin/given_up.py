@@ -58,9 +58,9 @@ class AdminGivenUp(AdminReadPositions):
         async with Producer(
             self.name_servers,
             PRODUCER_GROUP,
-            ssl_context=self.ssl_context,
-            credentials=self.credentials,
-            hooks=self.hooks,
+            ssl_context=self.options.ssl_context,
+            credentials=self.options.credentials,
+            hooks=self.options.hooks,
         ) as producer:
             for queue in await self._given_up_queues():
                 async with self._read_position(queue, again=False) as position:
@@ -69,7 +69,7 @@ class AdminGivenUp(AdminReadPositions):
                             break
                         message = _committed(half)
                         if message is not None and not await self._end(half, commit=commit) and commit:
-                            await producer.send(message, timeout=self.timeout_ms / 1000)
+                            await producer.send(message, timeout=self._timeout_ms / 1000)
                         ended += 1
                         position.done = half.queue_offset + 1
         return ended

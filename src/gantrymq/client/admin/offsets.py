@@ -106,7 +106,7 @@ class AdminOffsets(AdminGroups):
 
     async def reset_queue_offset(self, address: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Resets one queue of one broker (HOST:PORT) to `offset` and notifies the consumers."""
-        await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
+        await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self._timeout_ms)
         header = ResetOffsetRequestHeader(
             group=group, topic=topic, queue_id=queue_id, offset=offset, timestamp=0, is_force=True
         )
@@ -151,7 +151,7 @@ class AdminOffsets(AdminGroups):
         for queue, offset in offsets.items():
             address = masters[queue.broker_name]
             await self.api.update_offset(
-                address, target_group, topic, queue.queue_id, offset, timeout_ms=self.timeout_ms
+                address, target_group, topic, queue.queue_id, offset, timeout_ms=self._timeout_ms
             )
         return offsets
 
@@ -165,7 +165,7 @@ class AdminOffsets(AdminGroups):
         async def commit(queue_id: int) -> int:
             committed, offset = await self._planned(address, group, topic, queue_id, at_ms, force)
             if offset != committed:
-                await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
+                await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self._timeout_ms)
             return offset
 
         offsets = await asyncio.gather(*(commit(queue_id) for queue_id in range(queue_nums)))
@@ -177,9 +177,9 @@ class AdminOffsets(AdminGroups):
         """Returns the committed offset of a queue, and the one after a reset."""
         committed = await self.committed_offset(address, group, topic, queue_id)
         if at_ms == LATEST:
-            offset = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
+            offset = await self.api.max_offset(address, topic, queue_id, self._timeout_ms)
         else:
-            offset = await self.api.search_offset(address, topic, queue_id, at_ms, self.timeout_ms)
+            offset = await self.api.search_offset(address, topic, queue_id, at_ms, self._timeout_ms)
         if not force and committed is not None:
             offset = min(offset, committed)
         return committed, offset

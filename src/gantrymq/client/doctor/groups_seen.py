@@ -76,7 +76,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     else:
         for address in masters:
             for name, of_topics in (
-                await admin.broker_consume_stats(address, timeout=admin.timeout_ms / 1000)
+                await admin.broker_consume_stats(address, timeout=admin.options.timeout)
             ).by_group.items():
                 if not name.startswith(_TOOLS):
                     group = found.setdefault(name, GroupSeen(name))

@@ -14,6 +14,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.times import duration_ms
 
 if TYPE_CHECKING:
     from gantrymq.client.doctor.observation import Observation
@@ -43,7 +44,7 @@ async def send_refusal(admin: AdminClient, address: str, topic: str) -> BrokerEr
         flag=0,
     )
     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"?")
-    response = await admin.remoting.invoke(address, request, admin.timeout_ms)
+    response = await admin.remoting.invoke(address, request, duration_ms("timeout", admin.options.timeout))
     if response.code == ResponseCode.NO_PERMISSION:
         return broker_error(response, address)
     return None
