@@ -335,7 +335,7 @@ def table(results: dict[str, VersionResult]) -> str:
             of_row = [of for name, of in result.files.items() if (name in names if names else name not in named)]
             cells.append(cell(of_row, len(names)))
         lines.append(f"| {row} | {' | '.join(cells)} |")
-    lines += ["", "Skipped, because:", ""]
+    lines += ["", "Reasons for skipped tests:", ""]
     reasons: dict[str, list[str]] = {}
     for result in results.values():
         for reason in sorted({reason for of_file in result.files.values() for reason in of_file.skipped}):

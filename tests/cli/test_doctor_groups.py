@@ -144,7 +144,7 @@ async def test_a_group_that_is_behind_and_away(cluster: EmbeddedCluster) -> None
         finding = await until(said)
         assert finding.severity is Severity.WARNING
         assert finding.what == (
-            "group behind-group is 3 messages behind in topic behind, and none of its consumers is there"
+            "group behind-group has a lag of 3 messages in topic behind, and no consumer is connected"
         )
         assert f"-c {CLUSTER}" not in finding.remedy
 
@@ -166,7 +166,7 @@ async def test_a_reader_that_never_joins_its_group(cluster: EmbeddedCluster) -> 
         finding = await until(said)
     assert finding.severity is Severity.OK
     assert finding.what == (
-        "group query is 2 messages behind in topic queried, and no consumer has ever joined it: a reader such as a "
+        "group query has a lag of 2 messages in topic queried, and no consumer has ever joined it: a reader such as a "
         "Spark query commits its offsets"
     )
     told = [finding.what for finding in await of_group(cluster, "query")]
@@ -219,9 +219,9 @@ def test_a_group_that_does_not_keep_up() -> None:
     quick = GroupSeen("quick", {"orders": Lag(5000, now_ms() - 1000)}, ["c"])
     seen = Observation(None, [], groups=[group, quick], group_count=60)
     (finding,) = complaints(judge(seen))
-    assert finding.what == "group slow is 5,000 messages behind in topic orders, by 60 minutes"
+    assert finding.what == "group slow has a lag of 5,000 messages in topic orders: 60 minutes"
     told = [finding.what for finding in judge(seen)]
-    assert "group quick is 5,000 messages behind in topic orders" in told
+    assert "group quick has a lag of 5,000 messages in topic orders" in told
     assert "2 of 60 consumer groups checked: those with the largest lag" in told
 
 
