@@ -29,7 +29,9 @@ from gantrymq.client.consuming.assignment import WAIT_S, Health
 from gantrymq.client.consuming.consumer_base import GroupConsumer, PullingConsumer
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
 from gantrymq.client.consuming.push_consumer import HandlerT, PushConsumer
+from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
 from gantrymq.client.popping.simple_consumer import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S, SimpleConsumer
+from gantrymq.client.producing.cross_thread_queue import CrossThreadQueue
 from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
@@ -38,6 +40,8 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 log = peer_log(__name__)
+
+AFTER_FORK = "this client was started before a fork: make a new one in the child"
 
 T = TypeVar("T")
 S = TypeVar("S", bound="type[_Sync]")
@@ -156,11 +160,15 @@ class _Sync:
         """Submits `work` to the event loop. Raises ClientError, ClientClosed or ThreadDied."""
         self._refuse_own_thread()
         if self._was_forked:
-            raise ClientClosed("this client was started before a fork: make a new one in the child")
+            raise ClientClosed(AFTER_FORK)
         with self._lock:
-            if self._thread is None or self._is_ending:
-                raise ClientClosed("this client is not started, or closed: use it inside `with`")
-            return self._thread.submit(work)
+            return self._running_thread().submit(work)
+
+    def _running_thread(self) -> LoopThread:
+        """Returns the thread of a started client, for a caller that has `_lock`. Raises ClientClosed."""
+        if self._thread is None or self._is_ending:
+            raise ClientClosed("this client is not started, or closed: use it inside `with`")
+        return self._thread
 
     @property
     def _was_forked(self) -> bool:
@@ -192,6 +200,8 @@ class _Sync:
 class SyncProducer(_Sync):
     """A blocking producer: `SyncProducer(Producer(...))`.
 
+    `send` waits for the result. For many messages, `enqueue` returns at once, and `flush` waits for all results.
+
     Args:
         producer: The asyncio producer to wrap. It must not be started.
     """
@@ -199,6 +209,42 @@ class SyncProducer(_Sync):
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer)
         self._producer = producer
+        self._enqueued: CrossThreadQueue | None = None
+
+    def close(self) -> None:
+        """As `start` and `close` of other clients. First, all enqueued messages are sent, for at most 10 seconds."""
+        if self._enqueued is not None and not self._was_forked:
+            with suppress(GantryError, CancelledError, TimeoutError):
+                self._submit(self._enqueued.drained()).result(CLOSE_TIMEOUT_S)
+        super().close()
+
+    def enqueue(
+        self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
+    ) -> Future[SendResult]:
+        """Adds `message` to a batch and returns a `concurrent.futures.Future` for its result.
+
+        The producer needs `linger`. The call blocks only while 10,000 messages of all threads wait for the producer,
+        whose batches have at most `buffer_bytes`. Messages of one thread are sent in the order of the calls. A message
+        that cannot be sent fails its future, and is logged.
+
+        Args:
+            message: Message to send. Must not be changed afterwards.
+            queue: Queue to send to. Default: the client selects one, as in `send`.
+            timeout: Timeout from the send of the batch, in seconds or as a timedelta. Default: 3.0.
+
+        Raises:
+            ClientClosed: The producer is not started, or closed.
+            ThreadDied: The thread of the producer has ended.
+        """
+        self._refuse_own_thread()
+        if self._was_forked:
+            raise ClientClosed(AFTER_FORK)
+        with self._lock:
+            thread = self._running_thread()
+            enqueued = self._enqueued
+            if enqueued is None or enqueued.thread is not thread:
+                enqueued = self._enqueued = CrossThreadQueue(self._producer, thread)
+        return enqueued.add(message, queue, timeout)
 
     def send(
         self,
@@ -215,7 +261,12 @@ class SyncProducer(_Sync):
 
         Without `linger` there are no batches, and it has no effect.
         """
-        self._wait(self._producer.flush())
+        self._wait(self._flush())
+
+    async def _flush(self) -> None:
+        if self._enqueued is not None:
+            await self._enqueued.drained()
+        await self._producer.flush()
 
     def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._wait(self._producer.send_oneway(message, queue))

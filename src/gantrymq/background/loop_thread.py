@@ -61,15 +61,36 @@ class LoopThread:
         """Starts `work` from any thread. Raises ThreadDied. If the thread dies later, the future fails with it, too."""
         future: Future[T] = Future()
         with self._lock:
-            if self.error is not None:
+            try:
+                self._check_alive()
+            except ThreadDied:
                 work.close()
-                raise self._thread_died()
-            if self._is_over:
-                work.close()
-                raise ThreadDied(f"the thread {self._name} has ended")
+                raise
             self._futures[future] = None
             self._loop.call_soon_threadsafe(self._begin, work, future)
         return future
+
+    def watch(self, future: Future[Any]) -> None:
+        """Cancels `future` when the loop stops, and fails it with ThreadDied if the thread dies. Raises ThreadDied."""
+        with self._lock:
+            self._check_alive()
+            self._futures[future] = None
+        future.add_done_callback(self._forget)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` in the loop. Can be called from any thread. Raises ThreadDied."""
+        with self._lock:
+            self._check_alive()
+            self._loop.call_soon_threadsafe(callback)
+
+    def _check_alive(self) -> None:
+        if self.error is not None:
+            raise self._thread_died()
+        if self._is_over:
+            raise ThreadDied(f"the thread {self._name} has ended")
+
+    def _forget(self, future: Future[Any]) -> None:
+        self._futures.pop(future, None)
 
     def stop(self) -> None:
         """Cancels running work, ends the thread and closes the loop. Must not be called in this thread.
@@ -99,7 +120,9 @@ class LoopThread:
         # Work that was submitted during the stop: tasks that have not begun or do not exist yet.
         self._loop.run_until_complete(_end_others())
         for future in list(self._futures):
-            future.cancel()
+            if future.cancel():
+                # Wakes callers of `concurrent.futures.wait`.
+                future.set_running_or_notify_cancel()
 
     def _begin_stop(self) -> None:
         if self._stopping is None:

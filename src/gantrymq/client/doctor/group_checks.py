@@ -85,7 +85,8 @@ def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Findi
             yield warning(
                 f"{what}, and no consumer is connected",
                 "no consumer of the group runs, or the running ones can't reach the brokers.",
-                f"Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup -g {group.name} -c CLUSTER",
+                "Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup "
+                f"-g {group.name} -c CLUSTER",
             )
         elif is_late and lag.last_ms is not None:
             minutes = (now_ms() - lag.last_ms) // 60_000
