@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from math import inf
 
 import pytest
-from scripted import ScriptedNameServer, route_over, serving
+from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
+from wait_until import until
 
 from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.routes import Routes
 from gantrymq.errors import BrokerUnavailable, NoRouteInfo, RouteNotReady
 from gantrymq.protocol.awaited_brokers import REGISTRATION_PERIOD_MS
@@ -146,3 +148,19 @@ async def test_a_name_server_that_is_not_ready(api: BrokerApi) -> None:
             await routes.get_or_default("t")
         waiting.is_ready = True
         assert names(await routes.get_or_default("t")) == ["a"]
+
+
+async def test_a_consumer_joins_its_group_when_the_route_is_complete() -> None:
+    """Otherwise the other members would leave a share of the queues to it, which it cannot take yet."""
+    broker = ScriptedGroupBroker()
+    name_server = YoungNameServer({"t": route_over({"a": broker.address})}, "b")
+    async with serving([name_server, broker]):
+        consumer = LitePullConsumer(name_server.address, "group")
+        consumer.subscribe("t")
+        async with consumer:
+            requests = name_server.asked.count("t")
+            await until(lambda: name_server.asked.count("t") > requests + 1)
+            assert (broker.heartbeats, consumer.assignment) == (0, set())
+            name_server.away = ""
+            await until(lambda: len(consumer.assignment) == 2)
+            assert broker.heartbeats == 1

@@ -136,6 +136,8 @@ class ClientInstance:
         self._former: dict[str, float] = {}
         self._leaving = Repeating("the end of waiting for former masters", self._leave_former)
         self._is_closing = False
+        #: True while the first heartbeats wait for complete routes.
+        self._is_postponed = False
         #: Silent brokers that were sent a heartbeat, and its time.
         self._probed: dict[str, float] = {}
         self._reconnect_s = RECONNECT_S
@@ -227,6 +229,14 @@ class ClientInstance:
         return address if address is not None and self.remoting.is_connected(address) else None
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
+
+    def postpone_heartbeats(self) -> None:
+        """Sends no heartbeats until the cached routes lack no brokers.
+
+        A consumer that cannot share the queues yet must not join its group. Brokers that it does not know would list
+        other members than those that it knows, and nobody would read its share of the queues.
+        """
+        self._is_postponed = True
 
     async def heartbeat(self) -> None:
         """Sends heartbeats to all brokers of the routes. Failures are logged; the next heartbeat follows in 30 s."""
@@ -341,8 +351,9 @@ class ClientInstance:
         return min(self._former.values()) + FORMER_S - now if self._former else inf
 
     def _broker_addresses(self) -> set[str]:
+        self._is_postponed = self._is_postponed and self.routes.is_any_awaited
         # A producer needs no slaves. Without a group there are no heartbeats.
-        if self._producer_data is None and self._consumer_data is None:
+        if self._is_postponed or (self._producer_data is None and self._consumer_data is None):
             return set()
         return {
             address

@@ -201,6 +201,11 @@ class Routes:
         except NoRouteInfo:
             raise await self._no_route(topic) from None
 
+    @property
+    def is_any_awaited(self) -> bool:
+        """Whether the cached route of any topic lacks brokers, because the NameServers have just started."""
+        return bool(self._awaited)
+
     def awaited(self, topic: str) -> frozenset[str]:
         """Returns brokers that the topic's cached route lacks, because the NameServers have just started."""
         return self._awaited.get(topic, frozenset())

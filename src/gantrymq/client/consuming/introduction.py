@@ -26,10 +26,13 @@ _TIMEOUT_MS = 3000
 _WRONG_EXPRESSION = (ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED, ResponseCode.NO_PERMISSION)
 
 
-async def introduce(client: ClientInstance, group: str, subscriptions: Collection[SubscriptionData]) -> None:
+async def introduce(
+    client: ClientInstance, group: str, subscriptions: Collection[SubscriptionData], *, shares_queues: bool
+) -> None:
     """Waits for the routes of the subscribed topics and for the first heartbeats, for at most START_S.
 
-    Topics that do not exist and unreachable brokers are no error: the running consumer keeps trying.
+    Topics that do not exist and unreachable brokers are no error: the running consumer keeps trying. If the consumer
+    shares queues with its group, and the routes lack brokers, the heartbeats come later.
 
     Raises:
         RemotingError: No NameServer answers in this time.
@@ -40,6 +43,8 @@ async def introduce(client: ClientInstance, group: str, subscriptions: Collectio
     deadline = asyncio.get_running_loop().time() + START_S
     for subscription in wanted:
         await _find_route(client, group, subscription.topic, deadline)
+    if shares_queues and client.routes.is_any_awaited:
+        client.postpone_heartbeats()
     try:
         async with asyncio.timeout_at(deadline):
             await asyncio.gather(*(check_expression(client, group, one) for one in wanted))

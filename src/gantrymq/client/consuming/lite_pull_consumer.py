@@ -101,7 +101,9 @@ class LitePullConsumer(PullingConsumer):
         self._parts = _Parts(client, queues, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues))
         client.start()
-        await introduce(client, self._wire_group, list(self._subscriptions.values()))
+        await introduce(
+            client, self._wire_group, list(self._subscriptions.values()), shares_queues=rebalancer is not None
+        )
         if rebalancer is not None:
             rebalancer.start()
 

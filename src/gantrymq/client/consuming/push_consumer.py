@@ -222,7 +222,12 @@ class PushConsumer(PullingConsumer):
         self._parts = _Parts(client, consumption, queues, popped, rebalancer)
         relay.attach(Consumer(client, self._subscriptions, queues, popped, locks, consumption.pool, handler))
         client.start()
-        await introduce(client, self._wire_group, list(self._subscriptions.values()))
+        await introduce(
+            client,
+            self._wire_group,
+            list(self._subscriptions.values()),
+            shares_queues=not self._broadcasting and options.client_rebalance,
+        )
         rebalancer.start()
 
     def _single_handler(self, stack: AsyncExitStack) -> MessageHandler:

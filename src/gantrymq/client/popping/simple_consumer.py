@@ -124,7 +124,7 @@ class SimpleConsumer(GroupConsumer):
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         stack.push_async_callback(self._answers.stop)
         client.start()
-        await introduce(client, self._wire_group, list(self._subscriptions.values()))
+        await introduce(client, self._wire_group, list(self._subscriptions.values()), shares_queues=False)
 
     def _forget(self) -> None:
         self._client = None
