@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, RouteNotReady
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
@@ -76,7 +77,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     else:
         for address in masters:
             for name, of_topics in (
-                await admin.broker_consume_stats(address, timeout=admin.timeout_ms / 1000)
+                await admin.broker_consume_stats(address, timeout=transport_of(admin).timeout_ms / 1000)
             ).by_group.items():
                 if not name.startswith(_TOOLS):
                     group = found.setdefault(name, GroupSeen(name))
