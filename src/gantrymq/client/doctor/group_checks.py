@@ -85,7 +85,8 @@ def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Findi
             yield warning(
                 f"{what}, and no consumer",
                 "no consumer runs, or those that run can't reach the brokers.",
-                f"Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup -g {group.name} -c CLUSTER",
+                f"Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup -g {group.name} "
+                "-c CLUSTER",
             )
         elif is_late and lag.last_ms is not None:
             minutes = (now_ms() - lag.last_ms) // 60_000

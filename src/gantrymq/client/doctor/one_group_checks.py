@@ -83,7 +83,8 @@ def _check_members(group: OneGroup) -> Iterator[Finding]:
             yield warning(
                 f"group {group.name} has no consumer at the moment",
                 "no consumer runs, or those that run can't reach the brokers.",
-                "Start a consumer and read its log. With access control, it needs the permission Sub on topic and group.",
+                "Start a consumer and read its log. With access control, it needs the permission Sub on topic and "
+                "group.",
             )
         return
     pulls = next(answer for answer in group.connected.values() if answer.connection_set)
@@ -124,8 +125,8 @@ def _check_member(group: OneGroup, client_id: str, info: ConsumerRunningInfo) ->
     last_ms = max(asked.values())
     ago = "never" if not last_ms else f"{max(0, now - last_ms) / 1000:.1f} s ago"
     yield ok(
-        f"member {client_id} has {len(asked)} queue{'s' * (len(asked) > 1)} and {held:,} messages in its process queues; its "
-        f"last pull was {ago}"
+        f"member {client_id} has {len(asked)} queue{'s' * (len(asked) > 1)} and {held:,} messages in its process "
+        f"queues; its last pull was {ago}"
     )
     idle = [queue for queue, at_ms in asked.items() if 0 < at_ms < now - IDLE_MS and _lag(group, queue)]
     if idle:
