@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import GantryError
@@ -104,7 +105,8 @@ class PopResets(Workload):
                 continue
             for queue_id in range(_QUEUES):
                 committed = await admin.committed_offset(address, group, _TOPIC, queue_id) or 0
-                first = await admin.api.min_offset(address, _TOPIC, queue_id)
+                transport = transport_of(admin)
+                first = await transport.api.min_offset(address, _TOPIC, queue_id, transport.timeout_ms)
                 offset = max(committed, first)
                 await admin.reset_queue_offset(address, group, _TOPIC, queue_id, offset)
                 offsets[broker.broker_name, queue_id] = offset

@@ -16,6 +16,7 @@ from wait_until import wait_until
 from gantrymq import Message, Producer, SyncProducer
 from gantrymq.cli.consume_format import formatter
 from gantrymq.cli.main import run
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageExt
@@ -208,7 +209,8 @@ def test_a_reader_that_goes_away_is_no_noise(cluster: EmbeddedCluster, topic: st
 async def committed(cluster: EmbeddedCluster, topic: str, group: str) -> int:
     async with AdminClient(cluster.name_server) as admin:
         offsets = [
-            await admin.api.query_offset(cluster.brokers[0], group, topic, queue_id) for queue_id in range(QUEUES)
+            await transport_of(admin).api.query_offset(cluster.brokers[0], group, topic, queue_id)
+            for queue_id in range(QUEUES)
         ]
     return sum(offset or 0 for offset in offsets)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import decode_trace
 from gantrymq.client.consuming import assigned_queues
@@ -158,12 +159,14 @@ async def test_a_failing_master_is_named_and_the_others_did_it(admin: AdminClien
     registration = RegisterBrokerRequestHeader(**header, ha_server_addr=DEAD)
     body = encode_register_body(RegisterBrokerBody(TopicConfigTable()))
     (name_server,) = admin.name_servers
-    await admin.remoting.call(name_server, RemotingCommand.request(RequestCode.REGISTER_BROKER, registration, body))
+    await transport_of(admin).remoting.call(
+        name_server, RemotingCommand.request(RequestCode.REGISTER_BROKER, registration, body)
+    )
     try:
         with pytest.raises(PartialFailure) as failure:
             await admin.create_topic(TopicConfig(unique, 1, 1), cluster=CLUSTER)
     finally:
-        await admin.remoting.call(
+        await transport_of(admin).remoting.call(
             name_server, RemotingCommand.request(RequestCode.UNREGISTER_BROKER, BrokerRequestHeader(**header))
         )
     assert failure.value.done == [master]
@@ -302,7 +305,7 @@ async def test_progress_of_a_group(admin: AdminClient, producer: Producer, maste
     await fill(producer, unique, 5)
     group = f"{unique}_group"
     await admin.create_group(SubscriptionGroupConfig(group), broker=master)
-    await admin.api.update_offset(master, group, unique, 0, 2)
+    await transport_of(admin).api.update_offset(master, group, unique, 0, 2)
     queue = MessageQueue(unique, "broker-a", 0)
     stats = await answered(
         lambda: admin.consume_stats(group, unique), lambda stats: stats.offset_table[queue].broker_offset == 5
@@ -359,11 +362,11 @@ async def test_offsets_go_back_and_to_the_end(admin: AdminClient, producer: Prod
         queue: 4,
         other: 0,
     }
-    assert await admin.api.query_offset(master, group, unique, 0) == 4
+    assert await transport_of(admin).api.query_offset(master, group, unique, 0) == 4
     assert await admin.reset_offset(group, unique, 0) == {queue: 0, other: 0}
-    assert await admin.api.query_offset(master, group, unique, 0) == 0
+    assert await transport_of(admin).api.query_offset(master, group, unique, 0) == 0
     await admin.reset_queue_offset(master, group, unique, 0, 3)
-    assert await admin.api.query_offset(master, group, unique, 0) == 3
+    assert await transport_of(admin).api.query_offset(master, group, unique, 0) == 3
 
 
 async def test_offsets_are_cloned(admin: AdminClient, producer: Producer, master: str, unique: str) -> None:
@@ -374,7 +377,7 @@ async def test_offsets_are_cloned(admin: AdminClient, producer: Producer, master
         await admin.clone_offsets(source, target, unique)
     await admin.create_group(SubscriptionGroupConfig(source), broker=master)
     await admin.create_group(SubscriptionGroupConfig(target), broker=master)
-    await admin.api.update_offset(master, source, unique, 0, 2)
+    await transport_of(admin).api.update_offset(master, source, unique, 0, 2)
     cloned = await admin.clone_offsets(source, target, unique)
     assert cloned == {MessageQueue(unique, "broker-a", 0): 2}
     assert await admin.committed_offset(master, target, unique, 0) == 2

@@ -13,6 +13,7 @@ from cancelling import cancelled_after, in_every_turn
 from leftovers import nothing_left
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -109,7 +110,7 @@ async def topic(cluster: ProcessCluster) -> None:
 async def members(cluster: ProcessCluster) -> list[str]:
     async with AdminClient(cluster.namesrv_addr) as admin:
         try:
-            return await admin.api.consumer_ids(cluster.brokers[0].address, "group")
+            return await transport_of(admin).api.consumer_ids(cluster.brokers[0].address, "group")
         except BrokerError:
             return []
 

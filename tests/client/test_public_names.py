@@ -27,22 +27,56 @@ _PRODUCER = _CLIENT | {
     *("client", "enqueue", "flush", "group", "queues", "recall", "request"),
     *("send", "send_alone", "send_batch", "send_oneway", "sender"),
 }
+_LITE_PULL = {
+    *("assign", "commit", "committed", "end_offset", "offset_for_time", "pause", "paused", "poll", "position"),
+    *("queues", "resume", "seek", "seek_to_begin", "seek_to_end", "seek_to_time"),
+}
+_SYNC_PRODUCER = _CLIENT | {"flush", "queues", "recall", "request", "send", "send_batch", "send_oneway"}
+_SYNC_PULLING = _CLIENT | {"assignment", "health", "lag", "subscribe", "unsubscribe", "wait_assigned"}
 _MESSAGE = {"body", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"}
 ATTRIBUTES: dict[str, set[str]] = {
     "Producer": _PRODUCER,
     "TransactionProducer": _PRODUCER | {"send_in_transaction"},
     "PushConsumer": _PULLING | {"handler"},
-    "LitePullConsumer": _PULLING
-    | {
-        *("assign", "commit", "committed", "end_offset", "offset_for_time", "pause", "paused", "poll", "position"),
-        *("queues", "resume", "seek", "seek_to_begin", "seek_to_end", "seek_to_time"),
-    },
+    "LitePullConsumer": _PULLING | _LITE_PULL,
     "SimpleConsumer": _CONSUMER | {"ack", "change_invisible_time", "receive"},
     "Middleware": {"around_consume", "around_receive", "around_send"},
     "SendContext": {"address", "client_id", "group", "messages", "msg_id", "oneway"},
     "ConsumeContext": {"client_id", "group", "message"},
     "ReceiveContext": {"client_id", "group", "topics"},
-    "Message": _MESSAGE,
+    "SyncProducer": _SYNC_PRODUCER,
+    "SyncTransactionProducer": _SYNC_PRODUCER | {"send_in_transaction"},
+    "SyncPushConsumer": _SYNC_PULLING | {"handler"},
+    "SyncLitePullConsumer": _SYNC_PULLING | _LITE_PULL,
+    "SyncSimpleConsumer": _CLIENT | {"ack", "change_invisible_time", "receive", "subscribe", "unsubscribe"},
+    "AdminClient": {
+        # Clusters and brokers.
+        *("all_brokers_of", "broker_address", "broker_config", "broker_epochs", "broker_stats", "brokers_of", "close"),
+        *("clean_broker_metadata", "clean_expired_consume_queues", "clean_unused_topics", "cluster_info"),
+        *("delete_expired_commit_log", "ha_status", "masters_of", "masters_of_topic", "name_servers"),
+        *("reset_master_flush_offset", "runtime_info", "update_broker_config"),
+        # NameServers and controllers.
+        *("add_write_perm", "controller_configs", "controller_metadata", "delete_order_conf", "elect_master"),
+        *("failed_name_server_jobs", "kv_delete", "kv_get", "kv_list", "kv_put", "merge_order_conf"),
+        *("name_server_configs", "order_conf", "put_order_conf", "sync_state_sets", "update_controller_configs"),
+        *("update_name_server_configs", "wipe_write_perm"),
+        # Topics.
+        *("clusters_of_topic", "consume_queue", "create_topic", "create_topics", "delete_topic", "ensure_topic"),
+        *("groups_of_topic", "holders", "topic_config", "topic_configs", "topic_list", "topic_route", "topic_stats"),
+        *("topics_of_cluster", "update_topic_perm"),
+        # Groups and offsets.
+        *("broker_consume_stats", "clone_offsets", "committed_offset", "consume_stats", "consume_time_spans"),
+        *("consumer_connection", "consumer_running_info", "create_group", "create_groups", "delete_group"),
+        *("group_config", "group_configs", "groups", "planned_offsets", "producer_connection", "producers"),
+        *("reset_offset", "reset_queue_offset", "set_consume_mode", "skip_accumulated"),
+        # Messages.
+        *("consume_directly", "end_given_up", "given_up_transactions", "message_at", "message_by_id"),
+        *("message_by_offset_id", "message_trace", "message_track", "messages_by_key", "messages_by_unique_key"),
+        *("messages_of_queue", "resend_dead_letter_messages", "resend_selected_messages"),
+        # Access control.
+        *("acl", "acls", "create_acl", "create_user", "delete_acl", "delete_user", "update_acl", "update_user"),
+        *("user", "users"),
+    },
     "MessageExt": _MESSAGE
     | {
         *("born_host", "born_host_bytes", "born_timestamp", "broker_name", "commit_log_offset", "compression_flags"),
@@ -50,6 +84,7 @@ ATTRIBUTES: dict[str, set[str]] = {
         *("of_parts", "offset_msg_id", "pack", "place", "prepared_transaction_offset", "queue_id", "queue_offset"),
         *("reconsume_times", "store_host", "store_size", "store_timestamp", "stored_body", "sys_flag", "unpack"),
     },
+    "Message": _MESSAGE,
 }
 #: Attributes of an AdminClient beside its methods and properties.
 ADMIN_ATTRIBUTES = {"api", "options", "remoting"}
@@ -82,6 +117,12 @@ async def test_public_attributes() -> None:
         gantrymq.ReceiveContext(group="", client_id="", topics=()),
         Message("topic", b""),
         MessageExt.__new__(MessageExt),
+        gantrymq.AdminClient(address),
+        gantrymq.SyncProducer(address, "group"),
+        gantrymq.SyncTransactionProducer(address, "group", Listener()),
+        gantrymq.SyncPushConsumer(address, "group"),
+        gantrymq.SyncLitePullConsumer(address, "group"),
+        gantrymq.SyncSimpleConsumer(address, "group"),
     ]
     assert {type(one).__name__: public_names(one) for one in objects} == ATTRIBUTES
     admin = gantrymq.AdminClient(address)

@@ -19,6 +19,7 @@ from browser_support import Watched, chromium, console, faults, needs_chromium, 
 from playwright.async_api import Locator, Page
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -69,7 +70,7 @@ async def load(cluster: EmbeddedCluster) -> None:
         # Like a query of Spark: it commits offsets, but is not a member.
         await admin.create_group(SubscriptionGroupConfig("lakehouse"), cluster="DefaultCluster")
         for address in cluster.brokers:
-            await admin.api.update_offset(address, "lakehouse", "orders", 0, 3)
+            await transport_of(admin).api.update_offset(address, "lakehouse", "orders", 0, 3)
         await admin.update_broker_config(cluster.brokers, {"popCkStayBufferTime": "0"})
     await make_dead_letters(cluster, "mourners", "hostile", 3)
     async with SimpleConsumer(cluster.name_server, "mailers") as poppers:

@@ -17,6 +17,7 @@ from console_support import CLUSTER, browser, cluster, html_of, json_of, produce
 from test_console_access import change, token_in
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.console.settings import Settings
@@ -271,7 +272,7 @@ async def test_partial_answers_say_so() -> None:
             )
             body = encode_register_body(RegisterBrokerBody(TopicConfigTable()))
             request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
-            await admin.remoting.call(two.name_server, request)
+            await transport_of(admin).remoting.call(two.name_server, request)
 
             async def told() -> Any:
                 return (await json_of(visitor, "topics"))["unasked"]

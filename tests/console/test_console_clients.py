@@ -11,6 +11,7 @@ import httpx
 from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
@@ -59,7 +60,7 @@ async def test_streams(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, pro
         for number in range(4):
             producer.send(Message("streamed", b"%d" % number))
         for address in cluster.brokers:
-            await admin.api.update_offset(address, "a-stream", "streamed", 0, 1)
+            await transport_of(admin).api.update_offset(address, "a-stream", "streamed", 0, 1)
     for progress in (
         {"id": "q1", "name": "to the lake", "batchId": 7, "numInputRows": 70, "inputRowsPerSecond": 10.5},
         {"id": "q1", "name": "to the lake", "batchId": 8, "numInputRows": 80, "durationMs": {"triggerExecution": 90}},
@@ -148,7 +149,7 @@ async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) 
     async with AdminClient(cluster.name_server) as admin:
         await admin.create_group(SubscriptionGroupConfig("shown"), cluster=CLUSTER)
         await admin.ensure_topic("of-shown", queues=1)
-        await admin.api.update_offset(cluster.brokers[0], "shown", "of-shown", 0, 0)
+        await transport_of(admin).api.update_offset(cluster.brokers[0], "shown", "of-shown", 0, 0)
     # An earlier console has recorded it here.
     history = History(tmp_path)
     now = now_ms()

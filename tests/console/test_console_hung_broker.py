@@ -14,6 +14,7 @@ import pytest
 from console_support import CLUSTER, browser, html_of, json_of
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.queries.all_pages import PAGES
@@ -60,7 +61,9 @@ async def register(admin: AdminClient, name_server: str, address: str) -> None:
     # As each broker does, it also has a topic with its own name. A single topic would be an update.
     topics = {name: TopicConfig(name, 2, 2) for name in ("orders", "quiet", "hung")}
     body = encode_register_body(RegisterBrokerBody(TopicConfigTable(topics)))
-    await admin.remoting.call(name_server, RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body))
+    await transport_of(admin).remoting.call(
+        name_server, RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
+    )
 
 
 @pytest.fixture
@@ -80,8 +83,8 @@ async def setup() -> AsyncIterator[Setup]:
                 await admin.ensure_topic(topic, queues=2)
             for group in ("billing", "sealers"):
                 await admin.create_group(SubscriptionGroupConfig(group), cluster=CLUSTER)
-            await admin.api.update_offset(cluster.brokers[0], "billing", "orders", 0, 0)
-            await admin.api.update_offset(cluster.brokers[0], "sealers", "sealed", 0, 0)
+            await transport_of(admin).api.update_offset(cluster.brokers[0], "billing", "orders", 0, 0)
+            await transport_of(admin).api.update_offset(cluster.brokers[0], "sealers", "sealed", 0, 0)
             async with Producer(cluster.name_server, "producers") as producer:
                 for number in range(20):
                     result = await producer.send(Message("orders", b"%d" % number, keys=["key"]))

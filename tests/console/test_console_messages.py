@@ -18,6 +18,7 @@ from console_support import CLUSTER, browser, cluster, html_of, json_of, produce
 from console_support import text_of as text_of_html
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import TraceView
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -264,7 +265,7 @@ async def test_search(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, prod
     result = producer.send(Message("searched", b"x"))
     async with AdminClient(cluster.name_server) as admin:
         await admin.create_group(SubscriptionGroupConfig("searchers"), cluster=CLUSTER)
-        await admin.api.update_offset(cluster.brokers[0], "searchers", "searched", 0, 0)
+        await transport_of(admin).api.update_offset(cluster.brokers[0], "searchers", "searched", 0, 0)
 
     async def known() -> Any:
         page = await json_of(visitor, "search", q="SEARCHE")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from console_target import console_under_attack
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.topic_config import RegisterBrokerBody, TopicConfigTable, encode_register_body
 from gantrymq.protocol.codes import RequestCode
@@ -36,7 +37,7 @@ async def test_brokers_that_never_answer(tmp_path: Path, record_property: Callab
             )
             body = encode_register_body(RegisterBrokerBody(TopicConfigTable()))
             request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
-            await admin.remoting.call(target.cluster.namesrv_addr, request)
+            await transport_of(admin).remoting.call(target.cluster.namesrv_addr, request)
         async with target.visitor() as visitor:
 
             async def is_shown() -> bool:

@@ -13,9 +13,7 @@ from collections.abc import Collection, Sequence
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import MessageTrack
-from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.credentials import Credentials, rpc_hooks
-from gantrymq.client.routes import Routes
 from gantrymq.console.circuit_breakers import PROBE_EVERY_S, SLOW_S, CircuitBreakers
 from gantrymq.errors import ConnectFailed, RemotingError, RequestTimeout
 from gantrymq.protocol.codes import RequestCode
@@ -142,9 +140,7 @@ class LimitedAdmin(AdminClient):
         timeout_ms: int,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, ssl_context=ssl_context, timeout=timeout_ms / 1000)
-        self.remoting = _LimitedRemoting(limits, ssl_context, rpc_hooks(credentials), self.name_servers)
-        self.api = BrokerApi(self.remoting)
-        self._routes = Routes(self.api, self.name_servers)
+        self._connect(_LimitedRemoting(limits, ssl_context, rpc_hooks(credentials), self.name_servers))
 
     async def track(self, message: MessageExt, group: str) -> MessageTrack:
         """Returns the state of a message in one group. `message_track` would query all groups one after the other."""

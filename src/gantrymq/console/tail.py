@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gantrymq.client.admin.base import any_address
+from gantrymq.client.admin.base import any_address, transport_of
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.routes import read_queues
 from gantrymq.console.cluster_view import ClusterView
@@ -114,7 +114,7 @@ async def _read_new(
     """Returns the new messages of a queue, the number of skipped ones, and an error text, empty without an error."""
     timeout_ms = view.settings.timeout_ms
     try:
-        end = await view.admin.api.max_offset(
+        end = await transport_of(view.admin).api.max_offset(
             position.address, position.queue.topic, position.queue.queue_id, timeout_ms
         )
         if position.next < 0 or end < position.next:
@@ -124,7 +124,7 @@ async def _read_new(
             return [], 0, ""
         left_out = max(end - position.next - MAX_PER_QUEUE, 0)
         position.next += left_out
-        result: PullResult = await view.admin.api.pull_at_once(
+        result: PullResult = await transport_of(view.admin).api.pull_at_once(
             position.address,
             position.queue,
             position.next,

@@ -86,9 +86,9 @@ def negated(value: Value) -> Value:
 
 
 def compare(left: Present, right: Present) -> int:
-    """Returns a negative number, 0 or a positive number if `left` is less, equal or greater.
+    """Returns -1 if `left` is less than `right`, 0 if they are equal, and 1 if it is greater.
 
-    For a Boolean and a number it returns -1. Raises NotComparable.
+    If only one of them is a Boolean, the result is -1. Raises NotComparable.
     """
     if isinstance(left, bytes):
         if isinstance(right, bytes):

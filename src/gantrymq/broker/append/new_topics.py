@@ -37,7 +37,7 @@ class NewTopics(Feature):
         return self._pending.current is not None
 
     def is_waiting(self, topic: str) -> bool:
-        """Returns whether requests wait for this topic. A request that arrives now must not overtake them."""
+        """Returns whether requests wait for this topic. If so, a new request must also wait, to keep the order."""
         return topic in self._waiting
 
     async def start(self) -> None:

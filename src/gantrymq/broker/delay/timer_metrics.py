@@ -71,5 +71,5 @@ class TimerMetrics:
         return encode_json(self._metrics)
 
     def save(self, data: bytes) -> None:
-        """Writes the result of `encode` to the file. Can be called in another thread. Raises StoreError."""
+        """Writes `data`, a result of `encode`, to the file. Thread-safe. Raises StoreError."""
         self._file.save(data)

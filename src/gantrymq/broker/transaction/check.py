@@ -93,7 +93,7 @@ class TransactionCheck(TransactionStates):
 
     def round(self, now_ms: int, can_check: CanCheck) -> Iterator[list[CheckRequest]]:
         """Runs one round. Each step yields the checks to send. Raises GantryError if the store fails."""
-        # Copies that are stored during the round are left to the next one.
+        # Half messages that this round stores again are after `end`. The next round checks them.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
         while self.catch_up() or self.ends.step_over():

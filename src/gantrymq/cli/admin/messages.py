@@ -16,6 +16,7 @@ from gantrymq.cli.admin.output import Output, Table, human_time, listing, table
 from gantrymq.cli.admin.send_message import send_again
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.cli.lazy import new_app
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import FOREVER_MS, index_key
 from gantrymq.client.routes import read_queues
@@ -271,13 +272,14 @@ async def _between(
 ) -> AsyncIterator[MessageExt]:
     """Yields the messages of a queue between two times. An empty time or a missing offset sets no limit."""
     address = await admin.broker_address(queue.broker_name)
-    first = await admin.api.min_offset(address, queue.topic, queue.queue_id)
-    last = await admin.api.max_offset(address, queue.topic, queue.queue_id)
+    api = transport_of(admin).api
+    first = await api.min_offset(address, queue.topic, queue.queue_id)
+    last = await api.max_offset(address, queue.topic, queue.queue_id)
     if begin:
         begin_ms = parse_time(begin, "'--beginTimestamp'")
-        first = await admin.api.search_offset(address, queue.topic, queue.queue_id, begin_ms)
+        first = await api.search_offset(address, queue.topic, queue.queue_id, begin_ms)
     if end:
-        last = await admin.api.search_offset(address, queue.topic, queue.queue_id, parse_time(end, "'-e'"))
+        last = await api.search_offset(address, queue.topic, queue.queue_id, parse_time(end, "'-e'"))
     if offset is not None:
         first = max(first, offset)
     async for message in admin.messages_of_queue(queue, first, last, expression):

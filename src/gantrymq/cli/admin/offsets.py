@@ -12,6 +12,7 @@ from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Column, Output, listing, table
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.cli.lazy import new_app
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.offsets import LATEST
 from gantrymq.protocol.message import MessageQueue
@@ -52,9 +53,9 @@ async def reset_offset_by_time(
             return plan
         return _offsets(await admin.reset_offset(group, topic, at, force=bool(force), cluster=cluster))
     if offset is None and at_ms == LATEST:
-        offset = await admin.api.max_offset(broker, topic, queue_id)
+        offset = await transport_of(admin).api.max_offset(broker, topic, queue_id)
     elif offset is None:
-        offset = await admin.api.search_offset(broker, topic, queue_id, max(0, at_ms))
+        offset = await transport_of(admin).api.search_offset(broker, topic, queue_id, max(0, at_ms))
     action = f"reset the offset of group {group!r} in queue {queue_id} of topic {topic!r} to {offset}"
     if plan := await confirmation.check(action, [broker]):
         return plan

@@ -11,6 +11,7 @@ from gantrymq.cli.admin.command import Topic, command
 from gantrymq.cli.admin.output import Output, listing, table
 from gantrymq.cli.admin.values import TrueFalse
 from gantrymq.cli.lazy import new_app
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.producer import Producer
@@ -129,14 +130,8 @@ def _sent(result: SendResult) -> Output:
 
 
 def _producer(admin: AdminClient, *, trace: bool = False, unit_name: str = "") -> Producer:
-    return Producer(
-        admin.name_servers,
-        _GROUP,
-        retry_times=0,
-        ssl_context=admin.options.ssl_context,
-        credentials=admin.options.credentials,
-        enable_trace=trace,
-        unit_name=unit_name,
+    return transport_of(admin).producer(
+        admin.name_servers, _GROUP, retry_times=0, enable_trace=trace, unit_name=unit_name
     )
 
 

@@ -193,10 +193,11 @@ async def topic_cluster_list(admin: AdminClient, topic: Topic) -> Output:
 async def topic_list(
     admin: AdminClient,
     cluster_model: Annotated[
-        bool, typer.Option("-c", "--clusterModel", help="With the clusters that have them, and their readers.")
+        bool,
+        typer.Option("-c", "--clusterModel", help="Also print the clusters and the consumer groups of each topic."),
     ] = False,
 ) -> Output:
-    """Fetch all topic list from name server."""
+    """List all topics of the NameServers."""
     topics = await admin.topic_list()
     if not cluster_model:
         return Output(topics, topics)

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gantrymq.background.shared_task import result_of
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.options import TransportOptions, duration, option, takes
+from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import Routes
 from gantrymq.errors import BrokerUnavailable, ClientError, GantryError, PartialFailure, RemotingError
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
@@ -42,6 +43,27 @@ class AdminOptions(TransportOptions):
     timeout: float | timedelta = duration(5.0, "Timeout of each request, in seconds.", minimum=0.001)
 
 
+@dataclass(frozen=True, slots=True)
+class AdminTransport:
+    """Connections of an AdminClient. Other packages get them from `transport_of`; they are not part of the API."""
+
+    options: AdminOptions
+    timeout_ms: int
+    remoting: RemotingClient
+    api: BrokerApi
+
+    def producer(self, name_servers: Sequence[str], group: str, **options: Any) -> Producer:
+        """Returns a producer with the same credentials, TLS and hooks."""
+        return Producer(
+            name_servers,
+            group,
+            ssl_context=self.options.ssl_context,
+            credentials=self.options.credentials,
+            hooks=self.options.hooks,
+            **options,
+        )
+
+
 class AdminBase:
     """Connections and requests to NameServers and brokers.
 
@@ -56,18 +78,21 @@ class AdminBase:
         name_servers = options.name_servers
         if isinstance(name_servers, str):
             name_servers = split_addresses(name_servers)
-        self.options = options
-        self._timeout_ms = duration_ms("timeout", options.timeout)
-        self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.rpc_hooks)
-        self.api = BrokerApi(self.remoting)
         self._name_servers = list(name_servers)
         self._closing: asyncio.Future[None] | None = None
-        self._routes = Routes(self.api, name_servers) if name_servers else None
+        self._options = options
+        self._connect(RemotingClient(ssl_context=options.ssl_context, hooks=options.rpc_hooks))
+
+    def _connect(self, remoting: RemotingClient) -> None:
+        """Sends all requests with `remoting`."""
+        api = BrokerApi(remoting)
+        self._transport = AdminTransport(self._options, duration_ms("timeout", self._options.timeout), remoting, api)
+        self._routes = Routes(api, self._name_servers) if self._name_servers else None
 
     async def close(self) -> None:
         """Closes the connections, also if the caller is cancelled. A second call has no effect."""
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self.remoting.close())
+            self._closing = asyncio.ensure_future(self._transport.remoting.close())
         await result_of(self._closing)
 
     async def __aenter__(self) -> Self:
@@ -83,7 +108,7 @@ class AdminBase:
         """HOST:PORT of each NameServer. Raises ClientError if none was given."""
         if not self._name_servers:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
-        return self._name_servers
+        return list(self._name_servers)
 
     # -- the cluster --------------------------------------------------------------------------------------------
 
@@ -145,7 +170,7 @@ class AdminBase:
     ) -> RemotingCommand:
         """Sends a request and returns the response. Raises BrokerError unless it is SUCCESS, or a RemotingError."""
         request = RemotingCommand.request(code, header, body)
-        return await self.remoting.call(address, request, timeout_ms or self._timeout_ms)
+        return await self._transport.remoting.call(address, request, timeout_ms or self._transport.timeout_ms)
 
     async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
         """Returns the response of the first reachable NameServer, as all have the same data."""
@@ -179,6 +204,11 @@ async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | G
         return await request(address)
     except GantryError as e:
         return e
+
+
+def transport_of(admin: AdminBase) -> AdminTransport:
+    """Returns the connections of an AdminClient, for requests that its methods do not offer."""
+    return admin._transport
 
 
 def any_address(broker: BrokerData) -> str | None:

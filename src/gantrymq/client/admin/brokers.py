@@ -75,7 +75,7 @@ class AdminBrokers(AdminBase):
 
     async def _order(self, what: str, addresses: list[str], code: RequestCode) -> None:
         # Deleting gigabytes takes longer than other requests.
-        await self._each(what, addresses, lambda a: self._call(a, code, timeout_ms=3 * self._timeout_ms))
+        await self._each(what, addresses, lambda a: self._call(a, code, timeout_ms=3 * self._transport.timeout_ms))
 
     async def ha_status(self, address: str) -> HaStatus:
         """Returns the replication state: the slaves of a master, or the progress of a slave."""

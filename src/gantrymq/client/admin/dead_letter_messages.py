@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from gantrymq.client.admin.read_positions import AdminReadPositions
-from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import IllegalMessage, NoRouteInfo, ProtocolError
 from gantrymq.protocol import properties as names
@@ -125,13 +124,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
         except NoRouteInfo:
             return ResentMessages(0, 0, 0)
         resent = left_out = unreadable = 0
-        async with Producer(
-            self.name_servers,
-            PRODUCER_GROUP,
-            ssl_context=self.options.ssl_context,
-            credentials=self.options.credentials,
-            hooks=self.options.hooks,
-        ) as producer:
+        async with self._transport.producer(self.name_servers, PRODUCER_GROUP) as producer:
             for queue in read_queues(dead, route):
                 async with self._read_position(queue, again=again) as position:
                     async for letter in self.messages_of_queue(queue, position.begin, position.end):
@@ -147,7 +140,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                         elif (message := _sent_again(letter, None if to_topic else group)) is None:
                             unreadable += 1
                         else:
-                            await producer.send(message, timeout=self._timeout_ms / 1000)
+                            await producer.send(message, timeout=self._transport.timeout_ms / 1000)
                             resent += 1
                         position.done = letter.queue_offset + 1
                         if progress is not None:
@@ -167,13 +160,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
         earlier ones are already sent.
         """
         resent = unreadable = 0
-        async with Producer(
-            self.name_servers,
-            PRODUCER_GROUP,
-            ssl_context=self.options.ssl_context,
-            credentials=self.options.credentials,
-            hooks=self.options.hooks,
-        ) as producer:
+        async with self._transport.producer(self.name_servers, PRODUCER_GROUP) as producer:
             async for letter in letters:
                 if not letter.topic.startswith(DLQ_TOPIC_PREFIX):
                     raise IllegalMessage(f"the message at {letter.queue_offset} of {letter.topic} is no dead letter")
@@ -181,7 +168,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                 if (message := _sent_again(letter, None if to_topic else group)) is None:
                     unreadable += 1
                 else:
-                    await producer.send(message, timeout=self._timeout_ms / 1000)
+                    await producer.send(message, timeout=self._transport.timeout_ms / 1000)
                     resent += 1
                 if progress is not None:
                     progress(ResentMessages(resent, 0, unreadable))

@@ -11,7 +11,6 @@ import logging
 
 from gantrymq.client.admin.dead_letter_messages import PRODUCER_GROUP, PUT_ON_THE_WAY
 from gantrymq.client.admin.read_positions import AdminReadPositions
-from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import BrokerError, NoRouteInfo, ProtocolError
 from gantrymq.protocol import properties as names
@@ -55,13 +54,7 @@ class AdminGivenUp(AdminReadPositions):
             GantryError: As for `Producer.send`.
         """
         ended = 0
-        async with Producer(
-            self.name_servers,
-            PRODUCER_GROUP,
-            ssl_context=self.options.ssl_context,
-            credentials=self.options.credentials,
-            hooks=self.options.hooks,
-        ) as producer:
+        async with self._transport.producer(self.name_servers, PRODUCER_GROUP) as producer:
             for queue in await self._given_up_queues():
                 async with self._read_position(queue, again=False) as position:
                     async for half in self.messages_of_queue(queue, position.begin, position.end):
@@ -69,7 +62,7 @@ class AdminGivenUp(AdminReadPositions):
                             break
                         message = _committed(half)
                         if message is not None and not await self._end(half, commit=commit) and commit:
-                            await producer.send(message, timeout=self._timeout_ms / 1000)
+                            await producer.send(message, timeout=self._transport.timeout_ms / 1000)
                         ended += 1
                         position.done = half.queue_offset + 1
         return ended

@@ -131,7 +131,9 @@ class AdminGroups(AdminTopics):
 
         async def stats(address: str) -> ConsumeStats:
             header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
-            response = await self._call(address, RequestCode.GET_CONSUME_STATS, header, timeout_ms=3 * self._timeout_ms)
+            response = await self._call(
+                address, RequestCode.GET_CONSUME_STATS, header, timeout_ms=3 * self._transport.timeout_ms
+            )
             return ConsumeStats.decode(response.body)
 
         total = ConsumeStats()
@@ -194,7 +196,7 @@ class AdminGroups(AdminTopics):
         address = broker or (await self.holders(retry_topic(group)))[0]
         header = GetConsumerRunningInfoRequestHeader(consumer_group=group, client_id=client_id, jstack_enable=jstack)
         response = await self._call(
-            address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_ms=3 * self._timeout_ms
+            address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_ms=3 * self._transport.timeout_ms
         )
         return ConsumerRunningInfo.decode(response.body)
 

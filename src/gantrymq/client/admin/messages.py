@@ -240,7 +240,7 @@ class AdminMessages(AdminOffsets):
             consumer_group=group, client_id=client_id, msg_id=message.offset_msg_id, topic=message.topic
         )
         response = await self._call(
-            message.store_host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_ms=3 * self._timeout_ms
+            message.store_host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_ms=3 * self._transport.timeout_ms
         )
         return decode_json(response.body, ConsumeMessageDirectlyResult)
 
@@ -253,7 +253,7 @@ class AdminMessages(AdminOffsets):
             request = RemotingCommand.request(
                 RequestCode.QUERY_MESSAGE, header, fields={_UNIQUE_KEY_QUERY: "true" if unique else "false"}
             )
-            response = await self.remoting.invoke(address, request, 3 * self._timeout_ms)
+            response = await self._transport.remoting.invoke(address, request, 3 * self._transport.timeout_ms)
             if response.code == ResponseCode.QUERY_NOT_FOUND:
                 return []
             if response.code != ResponseCode.SUCCESS:
@@ -274,14 +274,14 @@ class AdminMessages(AdminOffsets):
     async def _pull(
         self, address: str, queue: MessageQueue, offset: int, expression: str, max_num: int
     ) -> tuple[PullStatus, int, list[MessageExt]]:
-        result = await self.api.pull_at_once(
+        result = await self._transport.api.pull_at_once(
             address,
             queue,
             offset,
             max_num,
             TOOLS_GROUP,
             filter_expression=(expression, EXPRESSION_TAG),
-            timeout_ms=self._timeout_ms,
+            timeout_ms=self._transport.timeout_ms,
         )
         messages = list(decode_messages(result.body, queue.broker_name))
         return result.status, result.next_begin_offset, messages

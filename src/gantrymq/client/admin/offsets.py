@@ -106,7 +106,9 @@ class AdminOffsets(AdminGroups):
 
     async def reset_queue_offset(self, address: str, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Resets one queue of one broker (HOST:PORT) to `offset` and notifies the consumers."""
-        await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self._timeout_ms)
+        await self._transport.api.update_offset(
+            address, group, topic, queue_id, offset, timeout_ms=self._transport.timeout_ms
+        )
         header = ResetOffsetRequestHeader(
             group=group, topic=topic, queue_id=queue_id, offset=offset, timestamp=0, is_force=True
         )
@@ -150,8 +152,8 @@ class AdminOffsets(AdminGroups):
             raise ClientError(f"group {source_group!r} has no offsets in topic {topic!r}")
         for queue, offset in offsets.items():
             address = masters[queue.broker_name]
-            await self.api.update_offset(
-                address, target_group, topic, queue.queue_id, offset, timeout_ms=self._timeout_ms
+            await self._transport.api.update_offset(
+                address, target_group, topic, queue.queue_id, offset, timeout_ms=self._transport.timeout_ms
             )
         return offsets
 
@@ -165,7 +167,9 @@ class AdminOffsets(AdminGroups):
         async def commit(queue_id: int) -> int:
             committed, offset = await self._planned(address, group, topic, queue_id, at_ms, force)
             if offset != committed:
-                await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self._timeout_ms)
+                await self._transport.api.update_offset(
+                    address, group, topic, queue_id, offset, timeout_ms=self._transport.timeout_ms
+                )
             return offset
 
         offsets = await asyncio.gather(*(commit(queue_id) for queue_id in range(queue_nums)))
@@ -177,9 +181,11 @@ class AdminOffsets(AdminGroups):
         """Returns the committed offset of a queue, and the one after a reset."""
         committed = await self.committed_offset(address, group, topic, queue_id)
         if at_ms == LATEST:
-            offset = await self.api.max_offset(address, topic, queue_id, self._timeout_ms)
+            offset = await self._transport.api.max_offset(address, topic, queue_id, self._transport.timeout_ms)
         else:
-            offset = await self.api.search_offset(address, topic, queue_id, at_ms, self._timeout_ms)
+            offset = await self._transport.api.search_offset(
+                address, topic, queue_id, at_ms, self._transport.timeout_ms
+            )
         if not force and committed is not None:
             offset = min(offset, committed)
         return committed, offset

@@ -28,15 +28,15 @@ class AdminReadPositions(AdminMessages):
         """Yields the range to read. At the end, commits the position up to which it was processed."""
         address = await self.broker_address(queue.broker_name)
         topic, queue_id = queue.topic, queue.queue_id
-        end = await self.api.max_offset(address, topic, queue_id, self._timeout_ms)
-        first = await self.api.min_offset(address, topic, queue_id, self._timeout_ms)
+        end = await self._transport.api.max_offset(address, topic, queue_id, self._transport.timeout_ms)
+        first = await self._transport.api.min_offset(address, topic, queue_id, self._transport.timeout_ms)
         before = await self.committed_offset(address, TOOLS_GROUP, topic, queue_id) or 0
         position = ReadPosition(max(first, 0 if again else before), end)
 
         async def keep() -> None:
             if position.done > before:
-                await self.api.update_offset(
-                    address, TOOLS_GROUP, topic, queue_id, position.done, timeout_ms=self._timeout_ms
+                await self._transport.api.update_offset(
+                    address, TOOLS_GROUP, topic, queue_id, position.done, timeout_ms=self._transport.timeout_ms
                 )
 
         try:

@@ -65,7 +65,7 @@ class AdminTopics(AdminNamesrv):
         addresses = await self._targets(cluster, broker)
 
         async def create(address: str) -> None:
-            await self.api.create_topic(address, config, self._timeout_ms)
+            await self._transport.api.create_topic(address, config, self._transport.timeout_ms)
 
         await self._each(f"creating topic {config.topic_name}", addresses, create)
         return addresses
@@ -102,7 +102,7 @@ class AdminTopics(AdminNamesrv):
             except BrokerError as e:
                 if e.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise
-                await self.api.create_topic(address, config, self._timeout_ms)
+                await self._transport.api.create_topic(address, config, self._transport.timeout_ms)
                 return True
             return False
 
@@ -128,7 +128,7 @@ class AdminTopics(AdminNamesrv):
     async def _until_routed(self, topic: str, brokers: set[str]) -> None:
         known: set[str] = set()
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
+            async with asyncio.timeout(self._transport.timeout_ms / 1000):
                 while True:
                     with suppress(NoRouteInfo):
                         known = {data.broker_name for data in (await self.topic_route(topic)).queue_datas}
@@ -140,7 +140,8 @@ class AdminTopics(AdminNamesrv):
             missing = ", ".join(sorted(brokers - known))
             name_servers = ";".join(self.name_servers)
             text = (
-                f"topic {topic} is made, but {name_servers} hasn't heard of it from {missing} in {self._timeout_ms} ms"
+                f"topic {topic} is created, but after {self._transport.timeout_ms} ms {name_servers} has no "
+                f"registration of it from {missing}: check that these brokers reach the NameServers"
             )
             raise RequestTimeout(text, name_servers) from None
 
@@ -176,7 +177,7 @@ class AdminTopics(AdminNamesrv):
             config = await self.topic_config(address, topic)
             # Attributes that are not in the request do not change.
             changed = msgspec.structs.replace(config, perm=perm, attributes={})
-            await self.api.create_topic(address, changed, self._timeout_ms)
+            await self._transport.api.create_topic(address, changed, self._transport.timeout_ms)
             return config.perm
 
         return await self._each(

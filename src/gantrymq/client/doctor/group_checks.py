@@ -63,11 +63,11 @@ def _summary(subscriptions: Subscriptions) -> str:
 def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Finding]:
     """Checks the lag in each topic. With `even_without`, also reports topics without lag."""
     for topic, lag in sorted(group.lags.items()):
-        if not lag.behind:
+        if not lag.messages:
             if even_without:
                 yield ok(f"group {group.name} has consumed all of topic {topic}")
             continue
-        what = f"group {group.name} has a lag of {lag.behind:,} messages in topic {topic}"
+        what = f"group {group.name} has a lag of {lag.messages:,} messages in topic {topic}"
         is_late = lag.last_ms is not None and 0 < lag.last_ms < now_ms() - LATE_MS
         if group.members == [] and not group.has_joined:
             what += ", and no consumer has ever joined it"
@@ -83,18 +83,18 @@ def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Findi
             )
         elif group.members == []:
             yield warning(
-                f"{what}, and no consumer is connected",
-                "no consumer of the group runs, or the running ones can't reach the brokers.",
-                "Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup "
-                f"-g {group.name} -c CLUSTER",
+                f"{what}, and no consumer",
+                "no consumer runs, or those that run can't reach the brokers.",
+                f"Start a consumer. If the group is unused, delete it: gantry admin deleteSubGroup -g {group.name} "
+                "-c CLUSTER",
             )
         elif is_late and lag.last_ms is not None:
             minutes = (now_ms() - lag.last_ms) // 60_000
             yield warning(
-                f"{what}: {minutes:,} minutes",
-                "its consumers are slower than the producers, fail repeatedly, or are blocked.",
-                f"Check gantry admin consumerProgress -g {group.name} and the consumers' logs. More consumers help as "
-                "long as there are more queues than consumers.",
+                f"{what}, for {minutes:,} minutes",
+                "its consumers are slower than the producers, fail repeatedly, or wait for another system.",
+                f"Look at gantry admin consumerProgress -g {group.name} and at the consumers' logs. More consumers "
+                "help if there are more queues than consumers.",
             )
         else:
             yield ok(what)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, RouteNotReady
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
@@ -36,7 +37,7 @@ class Lag:
     `last_ms` is the store time of the last consumed message; of several queues with lag, the oldest.
     """
 
-    behind: int = 0
+    messages: int = 0
     last_ms: int | None = None
 
 
@@ -57,7 +58,7 @@ class GroupSeen:
 
     def add_queue(self, queue: MessageQueue, offsets: OffsetWrapper) -> None:
         lag = self.lags[queue.topic]
-        lag.behind += offsets.lag
+        lag.messages += offsets.lag
         if offsets.lag:
             lag.last_ms = min(offsets.last_timestamp, lag.last_ms or offsets.last_timestamp)
 
@@ -76,7 +77,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     else:
         for address in masters:
             for name, of_topics in (
-                await admin.broker_consume_stats(address, timeout=admin.options.timeout)
+                await admin.broker_consume_stats(address, timeout=transport_of(admin).timeout_ms / 1000)
             ).by_group.items():
                 if not name.startswith(_TOOLS):
                     group = found.setdefault(name, GroupSeen(name))
@@ -85,7 +86,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     for group in found.values():
         for name in [name for name in group.lags if is_system_topic(name) and not name.startswith(RETRY_TOPIC_PREFIX)]:
             del group.lags[name]
-    groups = sorted(found.values(), key=lambda group: (-sum(lag.behind for lag in group.lags.values()), group.name))
+    groups = sorted(found.values(), key=lambda group: (-sum(lag.messages for lag in group.lags.values()), group.name))
     chosen = groups[:MAX_GROUPS]
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
 

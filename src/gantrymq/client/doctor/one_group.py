@@ -29,7 +29,7 @@ class OneGroup:
     configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     #: All groups on these brokers.
     known: frozenset[str] = frozenset()
-    #: Connected consumers. A broker that did not respond is missing.
+    #: Connected consumers, by broker. There is no entry for a broker that did not respond.
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0

@@ -16,7 +16,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: A member whose last pull of a queue is older than this counts as idle, ms (`PULL_MAX_IDLE_TIME`).
+#: A member is idle in a queue if it has not pulled from it for this time, ms (`PULL_MAX_IDLE_TIME`).
 IDLE_MS = 120_000
 
 
@@ -79,11 +79,12 @@ def _check_members(group: OneGroup) -> Iterator[Finding]:
                 f"group {group.name} has no members, and no consumer has ever joined it: a reader such as a Spark "
                 "query commits its offsets"
             )
-        elif group.connected and not any(lag.behind for lag in group.summary.lags.values()):
+        elif group.connected and not any(lag.messages for lag in group.summary.lags.values()):
             yield warning(
                 f"group {group.name} has no consumer at the moment",
-                "none runs, or those that run can't reach the brokers.",
-                "Start one, and see its log; with access control it needs the right Sub on topic and group.",
+                "no consumer runs, or those that run can't reach the brokers.",
+                "Start a consumer and read its log. With access control, it needs the permission Sub on topic and "
+                "group.",
             )
         return
     pulls = next(answer for answer in group.connected.values() if answer.connection_set)
@@ -124,19 +125,19 @@ def _check_member(group: OneGroup, client_id: str, info: ConsumerRunningInfo) ->
     last_ms = max(asked.values())
     ago = "never" if not last_ms else f"{max(0, now - last_ms) / 1000:.1f} s ago"
     yield ok(
-        f"member {client_id} has {len(asked)} queue{'s' * (len(asked) > 1)} and {held:,} messages in hand; it last "
-        f"asked for more {ago}"
+        f"member {client_id} has {len(asked)} queue{'s' * (len(asked) > 1)} and {held:,} messages in its process "
+        f"queues; its last pull was {ago}"
     )
-    idle = [queue for queue, at_ms in asked.items() if 0 < at_ms < now - IDLE_MS and _behind(group, queue)]
+    idle = [queue for queue, at_ms in asked.items() if 0 < at_ms < now - IDLE_MS and _lag(group, queue)]
     if idle:
-        waiting = sum(_behind(group, queue) for queue in idle)
+        waiting = sum(_lag(group, queue) for queue in idle)
         longest_s = (now - min(asked[queue] for queue in idle)) // 1000
         yield problem(
-            f"member {client_id} has not asked {len(idle)} of its queues for messages for {longest_s:,} s, and "
-            f"{waiting:,} wait there: {_places(idle)}",
-            "it is paused, or has as many messages in hand as it may: its handlers take long, or hang.",
-            f"See where they are: gantry admin consumerStatus -g {group.name} -i '{client_id}' -s; a timeout in the "
-            "handler, or more concurrency, where they wait for something else.",
+            f"member {client_id} has not pulled from {len(idle)} of its queues for {longest_s:,} s, and "
+            f"their lag is {waiting:,} messages: {_places(idle)}",
+            "it is paused, or its process queues are full: its handlers take long, or hang.",
+            f"Print its stacks: gantry admin consumerStatus -g {group.name} -i '{client_id}' -s. If handlers wait for "
+            "another system, set a timeout in the handler, or a higher concurrency.",
         )
 
 
@@ -151,18 +152,18 @@ def _check_queues(group: OneGroup) -> Iterator[Finding]:
             taken[queue].append(client_id)
     subscribed = {one.topic for info in group.running.values() for one in info.subscription_set}
     free = [queue for queue in group.progress if queue not in taken and queue.topic in subscribed]
-    waiting = sum(_behind(group, queue) for queue in free)
+    waiting = sum(_lag(group, queue) for queue in free)
     if waiting:
         yield warning(
             f"{waiting:,} messages wait for group {group.name} in queues that no member has: "
-            f"{_places([queue for queue in free if _behind(group, queue)])}",
-            "members share out queues each 20 s by whom they know of: one has just gone or come, or they don't agree "
-            "on who is there.",
-            "Look again in a minute; if it stays so, compare the members' subscriptions, and which brokers know them.",
+            f"{_places([queue for queue in free if _lag(group, queue)])}",
+            "members rebalance every 20 s: one has just joined or left, or brokers send them different member lists.",
+            "Check again in a minute. If the finding remains, compare the members' subscriptions and the brokers that "
+            "they are connected to.",
         )
 
 
-def _behind(group: OneGroup, queue: MessageQueue) -> int:
+def _lag(group: OneGroup, queue: MessageQueue) -> int:
     offsets = group.progress.get(queue)
     return 0 if offsets is None else offsets.lag
 

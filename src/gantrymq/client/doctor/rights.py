@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.finding import Finding, problem, warning
 from gantrymq.config import MAX_INT
@@ -44,7 +45,7 @@ async def send_refusal(admin: AdminClient, address: str, topic: str) -> BrokerEr
         flag=0,
     )
     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"?")
-    response = await admin.remoting.invoke(address, request, duration_ms("timeout", admin.options.timeout))
+    response = await transport_of(admin).remoting.invoke(address, request, transport_of(admin).timeout_ms)
     if response.code == ResponseCode.NO_PERMISSION:
         return broker_error(response, address)
     return None

@@ -51,8 +51,7 @@ class BatchAccumulator:
     """Collects messages into batches, one open batch for each key.
 
     A batch is sent when it has `batch_size` bytes, or `linger` after its first message. `send` sends a batch;
-    at most MAX_UNDER_WAY batches are in flight. If more than `buffer_bytes` are pending, `wait_for_space`
-    waits.
+    at most MAX_UNDER_WAY batches are in flight. If more than `buffer_bytes` are pending, `wait_for_space` waits.
     """
 
     def __init__(self, send: Send, options: ProducerOptions) -> None:
@@ -64,8 +63,8 @@ class BatchAccumulator:
         self._open: dict[BatchKey, _Batch] = {}
         #: Bytes of all pending messages.
         self.bytes = 0
-        #: True if a batch has started since the last `wait_for_space`. A caller that adds more should then await it, so
-        #: that the event loop can send the batch.
+        #: True if a batch has started since the last `wait_for_space`. A caller that adds more messages then awaits
+        #: `wait_for_space`, so that the event loop can send the batch.
         self.has_begun = False
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
         #: Loop time at which a batch got its last response, in seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gantrymq.client.admin.base import any_address
+from gantrymq.client.admin.base import any_address, transport_of
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, subscriptions_of
 from gantrymq.console.cluster_view import ClusterView
@@ -306,7 +306,7 @@ async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetW
         address = any_address(info[queue.broker_name]) if queue.broker_name in info else None
         if address is None:
             return None
-        result = await view.admin.api.pull_at_once(
+        result = await transport_of(view.admin).api.pull_at_once(
             address,
             queue,
             lagging[queue].consumer_offset,

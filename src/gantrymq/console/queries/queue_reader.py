@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gantrymq.client.admin.base import any_address
+from gantrymq.client.admin.base import any_address, transport_of
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.routes import read_queues
 from gantrymq.console.cluster_view import ClusterView
@@ -125,13 +125,15 @@ class QueueReader:
                 raise GantryError("no broker has this name")
             of_queue = (address, topic, queue.queue_id)
             timeout_ms = view.settings.timeout_ms
+            api = transport_of(view.admin).api
             first, end = await asyncio.gather(
-                view.admin.api.min_offset(*of_queue, timeout_ms), view.admin.api.max_offset(*of_queue, timeout_ms)
+                api.min_offset(*of_queue, timeout_ms),
+                api.max_offset(*of_queue, timeout_ms),
             )
             if begin_ms is not None:
-                first = max(first, await view.admin.api.search_offset(*of_queue, begin_ms, timeout_ms))
+                first = max(first, await api.search_offset(*of_queue, begin_ms, timeout_ms))
             if end_ms is not None and end > first:
-                end = min(end, await view.admin.api.search_offset(*of_queue, end_ms + 1, timeout_ms))
+                end = min(end, await api.search_offset(*of_queue, end_ms + 1, timeout_ms))
             return QueueRange(queue, address, first, end)
 
         answers = await view.each(queues, find_range, 2 * view.settings.timeout_ms / 1000)
@@ -259,7 +261,7 @@ class QueueReader:
         """Returns the next rows as (store time, offset, row). Empty if they were deleted, or if the broker fails."""
         async with self._pulls, self._view.bodies:
             try:
-                result = await self._view.admin.api.pull_at_once(
+                result = await transport_of(self._view.admin).api.pull_at_once(
                     part.address,
                     part.queue,
                     part.next,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
@@ -37,8 +38,8 @@ async def read_timer(
     queue = MessageQueue(TIMER_TOPIC, broker, 0)
     timeout_ms = view.settings.timeout_ms
     first, end = await asyncio.gather(
-        view.admin.api.min_offset(address, TIMER_TOPIC, 0, timeout_ms),
-        view.admin.api.max_offset(address, TIMER_TOPIC, 0, timeout_ms),
+        transport_of(view.admin).api.min_offset(address, TIMER_TOPIC, 0, timeout_ms),
+        transport_of(view.admin).api.max_offset(address, TIMER_TOPIC, 0, timeout_ms),
     )
     until = asyncio.get_running_loop().time() + READ_WITHIN_S
     first = max(first, 0)
@@ -62,7 +63,7 @@ async def read_queue(view: ClusterView, address: str, queue: MessageQueue, begin
     """Returns the queue's records from offset `begin` up to `end`."""
     messages: list[MessageExt] = []
     while begin < end:
-        result = await view.admin.api.pull_at_once(
+        result = await transport_of(view.admin).api.pull_at_once(
             address,
             queue,
             begin,

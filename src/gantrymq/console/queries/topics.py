@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from gantrymq.client.admin.base import any_address
+from gantrymq.client.admin.base import any_address, transport_of
 from gantrymq.console.cluster_view import ClusterView, TopicSeen, message_type
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
@@ -277,7 +277,7 @@ async def oldest_times(
 
     async def query(number: str) -> int:
         queue = asked[number]
-        return await view.admin.api.earliest_store_time(
+        return await transport_of(view.admin).api.earliest_store_time(
             addresses[queue.broker_name], queue.topic, queue.queue_id, view.settings.timeout_ms
         )
 
