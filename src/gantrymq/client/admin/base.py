@@ -65,13 +65,7 @@ class AdminTransport:
 
 
 class AdminBase:
-    """Connections and requests to NameServers and brokers.
-
-    Attributes:
-        options: The options of this client.
-        api: Further requests to a broker, by its address. Not part of the stable API.
-        remoting: The connections. Not part of the stable API.
-    """
+    """Connections and requests to NameServers and brokers."""
 
     @takes(AdminOptions)
     def __init__(self, options: AdminOptions) -> None:

@@ -15,7 +15,6 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
-from gantrymq.times import duration_ms
 
 if TYPE_CHECKING:
     from gantrymq.client.doctor.observation import Observation
