@@ -31,7 +31,8 @@ _EVENTS = (
 _HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.fwalk", "os.walk"})
 _REPLACED: dict[Any, tuple[str, ...]] = {
     os: ("fsync", "fdatasync", "urandom"),
-    threading: ("_start_new_thread",),
+    # The second name is that of Python 3.13 and later.
+    threading: tuple(name for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name)),
     time: ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "thread_time"),
 }
 #: Callers that may use the real system: late imports, source lines of a traceback, the time of a log record.

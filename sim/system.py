@@ -367,8 +367,11 @@ _CHANCE = [name for name in vars(randomness) if name.islower() and hasattr(Rando
 
 def install() -> None:
     """Replaces the functions of the real system by these."""
-    # Skip asyncio's weak set of all tasks. Nothing uses it here, and adding to it takes as long as the task itself.
-    asyncio.tasks._all_tasks.add = lambda task: None  # type: ignore[attr-defined]
+    # Skip asyncio's weak set of all tasks. Nothing uses it here, and adding to it takes as long as the task itself. Its
+    # second name is that of Python 3.12 and 3.13. Python 3.14 has no such set.
+    for name in ("_all_tasks", "_scheduled_tasks"):
+        if (tasks := getattr(asyncio.tasks, name, None)) is not None:
+            tasks.add = lambda task: None
     for module, functions in ((clock, _CLOCK), (files, _FILES), (network, _NETWORK)):
         for name, function in functions.items():
             assert hasattr(module, name), f"{module.__name__} has no {name}"

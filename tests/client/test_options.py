@@ -22,7 +22,7 @@ from gantrymq import (
     SimpleConsumer,
     TransactionProducer,
 )
-from gantrymq.client.admin.base import AdminOptions
+from gantrymq.client.admin.base import AdminOptions, transport_of
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.push_consumer import PushConsumerOptions
 from gantrymq.client.options import ClientOptions
@@ -172,7 +172,7 @@ def test_group_and_context_of_a_client() -> None:
         SimpleConsumer(ADDRESS, None)  # type: ignore[arg-type]
     assert ClientOptions(ADDRESS, "group", namespace="shop").wire_group == "shop%group"
     context = ssl.create_default_context()
-    assert AdminClient(ssl_context=context).ssl_context is context
+    assert transport_of(AdminClient(ssl_context=context)).options.ssl_context is context
 
 
 def test_an_unknown_option() -> None:
