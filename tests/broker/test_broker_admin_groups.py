@@ -102,7 +102,7 @@ async def test_bad_group(peer: Peer, broker: Broker, changes: dict[str, object])
         ("+", "sets an attribute"),
         ("+a", "unknown, must be priority.factor"),
         ("+priority.factor", "must be a number from 0 to 100"),
-        ("+lite.bind.topic", "not supported by this broker"),
+        ("+lite.bind.topic", "lite topics are not supported"),
     ],
 )
 async def test_attributes_that_a_group_does_not_have(peer: Peer, broker: Broker, name: str, why: str) -> None:

@@ -86,10 +86,10 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("+message.type=FIFO,+message.type=NORMAL", "given twice"),
         ("+message.type=FIFO,-message.type", "given twice"),
         ("-message.type", "it is not set"),
-        ("+queue.type=BatchCQ", "not supported by this broker"),
-        ("+cleanup.policy=COMPACTION", "not supported by this broker"),
-        ("+message.type=LITE", "not supported by this broker"),
-        ("+lite.topic.expiration=5", "not supported by this broker"),
+        ("+queue.type=BatchCQ", "batch consume queues are not supported"),
+        ("+cleanup.policy=COMPACTION", "compaction topics are not supported"),
+        ("+message.type=LITE", "lite topics are not supported"),
+        ("+lite.topic.expiration=5", "lite topics are not supported"),
     ],
 )
 async def test_attributes_that_java_refuses_and_those_without_effect(

@@ -114,7 +114,7 @@ def test_a_store_that_is_not_supported_is_refused(broker_config: Path) -> None:
     with server("broker", broker_config) as process:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
-        assert "gantry: storeType=defaultRocksDB is not supported by this broker" in err
+        assert "gantry: storeType=defaultRocksDB: stores in RocksDB are not supported: use the default store" in err
         assert "Traceback" not in err
 
 

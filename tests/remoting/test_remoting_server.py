@@ -198,9 +198,10 @@ async def test_a_one_way_request_that_is_refused_is_in_the_log(caplog: pytest.Lo
 
 async def test_an_unknown_request_code() -> None:
     async with serving() as server, peer_of(server) as peer:
-        await peer.send(frame(12345, opaque=1) + frame(ECHO, opaque=2))
-        unknown, served = await peer.commands(2)
+        await peer.send(frame(12345, opaque=1) + frame(513, opaque=2) + frame(ECHO, opaque=3))
+        unknown, static_topic, served = await peer.commands(3)
     assert (unknown.code, unknown.remark) == (3, " request type 12345 not supported")
+    assert (static_topic.remark or "").startswith(" request type 513 not supported: static topics are not supported: ")
     assert served.code == 0
 
 

@@ -32,6 +32,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader, NewReceiveBuffer
+from gantrymq.protocol.unsupported_features import feature_of_request
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl, Rest
@@ -315,9 +316,7 @@ class Connection(FlowControl):
             handler = self._handlers.get(request.code)
             if handler is None:
                 log.info("request code %d of %s is not supported", request.code, self.address)
-                reply: Reply = RemotingCommand.response(
-                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
-                )
+                reply: Reply = _not_supported(request.code)
             else:
                 reply = handler(self, request)
         except Exception as e:
@@ -530,3 +529,9 @@ async def close_all(connections: Collection[Connection], timeout_s: float = CLOS
         for connection in connections:
             connection.abort()
         await asyncio.wait(late)
+
+
+def _not_supported(code: int) -> RemotingCommand:
+    feature = feature_of_request(code)
+    remark = f" request type {code} not supported" + ("" if feature is None else f": {feature.text}")
+    return RemotingCommand.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.command import MAX_FRAME_LENGTH
 from gantrymq.protocol.delay_levels import DEFAULT_DELAY_LEVELS
+from gantrymq.protocol.unsupported_features import features_of_settings
 from gantrymq.store.delay_level import parse_delay_levels
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
@@ -18,17 +18,6 @@ SYNC_FLUSH = "SYNC_FLUSH"
 
 #: Size of a consume queue unit, in bytes (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
 UNIT_SIZE = 20
-#: Settings with which a Java broker stores messages or tables in files that this broker doesn't read. The values are
-#: regular expressions that ignore case. A comma separates directories of the log (`MixAll.MULTI_PATH_SPLITTER`).
-_UNSUPPORTED = {
-    "storePathCommitLog": ".*,.*",
-    "readOnlyCommitLogStorePaths": r"\s*\S.*",
-    "storeType": "defaultRocksDB",
-    "enableDLegerCommitLog": "true",
-    "configManagerVersion": "v2",
-    "timerRocksDBEnable": "true",
-    "transRocksDBEnable": "true",
-}
 #: Maximum size of a pull result, in bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`).
 MAX_PULL_BYTES = 128 * 1024 * 1024
 
@@ -152,12 +141,8 @@ def check_supported(properties: Mapping[str, str]) -> None:
 
     It would otherwise treat the store as empty.
     """
-    for key, pattern in _UNSUPPORTED.items():
-        value = properties.get(key, "").strip()
-        if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):
-            raise ConfigError(
-                f"{key}={value[:200]} is not supported by this broker: remove it, and use a store without it"
-            )
+    for setting, feature in features_of_settings(properties):
+        raise ConfigError(f"{setting}: {feature.text}")
 
 
 def delete_hours(delete_when: str) -> frozenset[int]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.unsupported_features import feature_of_attribute
 
 #: Topic type whose messages have priorities.
 PRIORITY = "PRIORITY"
@@ -20,8 +21,6 @@ PRIORITY = "PRIORITY"
 PRIORITY_FACTOR = "priority.factor"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
-#: Prefixes of attributes of newer Java releases.
-_UNSUPPORTED_PREFIXES = ("lite.",)
 
 
 class Attribute(NamedTuple):
@@ -35,10 +34,8 @@ class Attribute(NamedTuple):
     is_changeable: bool
 
 
-def _one_of(values: tuple[str, ...], unsupported: tuple[str, ...] = ()) -> Callable[[str], str]:
+def _one_of(*values: str) -> Callable[[str], str]:
     def problem(value: str) -> str:
-        if value in unsupported:
-            return "not supported by this broker"
         return "" if value in values else f"must be {' or '.join(values)}"
 
     return problem
@@ -53,10 +50,10 @@ def _in_range(minimum: int, maximum: int) -> Callable[[str], str]:
 
 
 TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
-    "queue.type": Attribute(_one_of(("SimpleCQ",), ("BatchCQ",)), is_changeable=False),
-    "cleanup.policy": Attribute(_one_of(("DELETE",), ("COMPACTION",)), is_changeable=False),
+    "queue.type": Attribute(_one_of("SimpleCQ"), is_changeable=False),
+    "cleanup.policy": Attribute(_one_of("DELETE"), is_changeable=False),
     "message.type": Attribute(
-        _one_of(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY), ("LITE",)),
+        _one_of("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY),
         is_changeable=True,
     ),
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
@@ -107,11 +104,11 @@ def altered(
         seen.add(name)
         if sign == "-" and name not in changed:
             raise _refused(name, "can't be removed: it is not set")
+        if (feature := feature_of_attribute(name, value)) is not None:
+            raise _refused(f"{name}={value}", feature.text)
         attribute = attributes.get(name)
         if attribute is None:
-            is_newer = name.startswith(_UNSUPPORTED_PREFIXES)
-            known = " or ".join(sorted(attributes))
-            raise _refused(name, "not supported by this broker" if is_newer else f"unknown, must be {known or 'none'}")
+            raise _refused(name, f"unknown, must be {' or '.join(sorted(attributes)) or 'none'}")
         if sign == "+" and (problem := attribute.problem(value)):
             raise _refused(f"{name}={value}", problem)
         if current is not None and not attribute.is_changeable:

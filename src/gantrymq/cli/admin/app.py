@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from gantrymq.cli.admin.catalogue import BY_MODULE
-from gantrymq.cli.admin.unsupported import UNSUPPORTED
 from gantrymq.cli.lazy import Lazy, LazyGroup, new_app
+from gantrymq.protocol.unsupported_features import UNSUPPORTED_FEATURES
 
 _PACKAGE = "gantrymq.cli.admin"
 #: Headings of the list of commands, by module.
@@ -36,9 +36,9 @@ class MqadminGroup(LazyGroup):
         for module, commands in BY_MODULE.items()
         for name, text in commands.items()
     } | {
-        name: Lazy(f"{_PACKAGE}.unsupported", f"Not supported: {reason}.", hidden=True)
-        for reason, names in UNSUPPORTED.items()
-        for name in names
+        name: Lazy(f"{_PACKAGE}.unsupported", f"Not supported: {feature.text}.", hidden=True)
+        for feature in UNSUPPORTED_FEATURES
+        for name in feature.commands
     }
     _by_lower_case: ClassVar = {name.lower(): name for name in table}
 
