@@ -49,10 +49,7 @@ _ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.D
 
 
 def load_properties(path: Path) -> dict[str, str]:
-    """Reads the keys and values of a file.
-
-    Raises ConfigError if the file cannot be read, exceeds MAX_FILE_BYTES or has an invalid line.
-    """
+    """Reads keys and values of a file. Raises ConfigError if it is unreadable, invalid or exceeds MAX_FILE_BYTES."""
     return parse_properties(read_properties(path), source=str(path))
 
 
@@ -99,10 +96,7 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def changed_properties(text: str, changes: Mapping[str, str]) -> str:
-    """Returns properties text with changed values. Comments, other lines and the order stay.
-
-    New keys are appended at the end.
-    """
+    """Returns properties text with changed values. Comments, other lines and the order stay. New keys are appended."""
     lines = _LINE.findall(text)
     missing = dict(changes)
     # In reverse, so that a replacement does not shift the line numbers of the entries that follow.

@@ -58,10 +58,7 @@ class _File(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_f
 
 
 def contexts_path() -> Path:
-    """Returns the path of the user's file: `$XDG_CONFIG_HOME/gantrymq/contexts.json`.
-
-    If the variable is not set, the directory is `~/.config`.
-    """
+    """Returns the user's file: `$XDG_CONFIG_HOME/gantrymq/contexts.json`, by default in `~/.config`."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "gantrymq" / "contexts.json"
 

@@ -145,10 +145,7 @@ class UserTable:
         return None if acl is None else acl.info(subject_of(username))
 
     def list_acls(self, subject_filter: str, resource_filter: str) -> list[AclInfo]:
-        """Returns the policies of subjects that contain `subject_filter`.
-
-        Includes only entries whose resource contains `resource_filter`.
-        """
+        """Returns the policies of matching subjects, with the entries whose resource contains `resource_filter`."""
         found = []
         for username in sorted(self.acls):
             subject = subject_of(username)

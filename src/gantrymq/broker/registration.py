@@ -1,7 +1,4 @@
-"""Registration of the broker and its topics with every NameServer.
-
-Source: BrokerController.registerBrokerAll, BrokerOuterAPI.
-"""
+"""Registers the broker and its topics (BrokerController.registerBrokerAll, BrokerOuterAPI)."""
 
 from __future__ import annotations
 

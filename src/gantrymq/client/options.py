@@ -178,10 +178,7 @@ def in_order(options: Any) -> list[Field[Any]]:
 
 
 def default_text(each: Field[Any]) -> str:
-    """Returns the default of an option as text for the documentation.
-
-    It is empty if there is no or an empty default.
-    """
+    """Returns an option's default as text for the documentation. Empty if there is no default or an empty one."""
     if each.default in (MISSING, None, "", ()):
         return ""
     if isinstance(each.default, Enum):

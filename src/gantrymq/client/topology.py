@@ -72,10 +72,7 @@ class Topology:
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def look(self) -> list[BrokerState]:
-        """Returns every registered broker, sorted by cluster, name and id.
-
-        Raises a GantryError if no NameServer responds.
-        """
+        """Returns every registered broker by cluster, name and id. Raises a GantryError if no NameServer responds."""
         info = await self._admin.cluster_info()
         brokers = [
             BrokerState(broker.cluster, name, broker_id, address)

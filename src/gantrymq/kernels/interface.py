@@ -96,10 +96,7 @@ class IndexEntries(Protocol):
 
 
 class PlainSends(Protocol[Q]):
-    """Fast path for sends with known headers.
-
-    The key of a header is all of it except opaque number, born time and properties.
-    """
+    """Fast path for known headers. The key is all of a header except opaque number, born time and properties."""
 
     def handle(
         self, data: bytes, log: object, now_ms: int, born_host: bytes, /
@@ -155,10 +152,7 @@ class Native(Protocol):
     INTERFACE: int
 
     def Records(self, buffer: Buffer, bodies: bool, crc: bool, properties: Sequence[str], /) -> Records:
-        """Reads records.
-
-        Bodies, their CRC32 check and single properties are prepared in the same pass, if requested.
-        """
+        """Reads records. The same pass prepares bodies, their CRC32 check and single properties, if requested."""
         ...
 
     def ReceiveBuffer(self, size: int, /) -> ReceiveBuffer:

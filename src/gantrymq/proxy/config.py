@@ -178,10 +178,7 @@ class ProxyConfig(TlsConfig):
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
 
     def credentials(self) -> Credentials | None:
-        """Returns the keys of the proxy's own requests; None if none are configured.
-
-        Raises ConfigError for an invalid value.
-        """
+        """Returns the keys of the proxy's own requests; None if not configured. Raises ConfigError if invalid."""
         if not self.inner_client_authentication_credentials.strip():
             return None
         try:

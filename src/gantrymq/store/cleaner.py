@@ -1,7 +1,4 @@
-"""Deletes expired files in short rounds: log files first, then their entries in queues and index.
-
-`retention` decides which files expire.
-"""
+"""Deletes expired files (see `retention`) in short rounds: log files first, then their entries in queues and index."""
 
 from __future__ import annotations
 

@@ -37,10 +37,7 @@ def parse_delay_levels(levels: str) -> list[int]:
 
 
 def tags_code_of(record: Record, delays_ms: Sequence[int]) -> int:
-    """Returns the tags code of a record's queue unit.
-
-    It is the hash of TAGS or, for a delayed message, the delivery time.
-    """
+    """Returns the tags code of a record's unit: the hash of TAGS or, for a delayed message, the delivery time."""
     if record.topic == _SCHEDULE_TOPIC:
         level = find_property(record.properties, _DELAY)
         if level is not None and level.isdigit() and int(level) > 0 and delays_ms:

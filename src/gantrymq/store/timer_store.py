@@ -38,10 +38,7 @@ class Wait(NamedTuple):
 
 
 class TimerStore:
-    """The timer's files under a store's root directory. They are created with the first message.
-
-    Slots are `precision_ms` long.
-    """
+    """The timer's files under a store's root, created with the first message. Slots are `precision_ms` long."""
 
     def __init__(self, root: Path, precision_ms: int, roll_window_slots: int, log_file_size: int) -> None:
         #: The first slot that isn't delivered yet, in milliseconds.
@@ -340,10 +337,7 @@ class TimerStore:
         self._checkpoint = checkpoint
 
     def keep(self, masters: TimerCheckpoint) -> None:
-        """Stores the master's progress, for a slave that may become master.
-
-        Any thread may call this. Raises OSError.
-        """
+        """Stores the master's progress, for a slave that may become master. Thread-safe. Raises OSError."""
         save_timer_checkpoint(self._checkpoint_path, masters)
 
     def delete_before(self, min_physical_offset: int) -> None:

@@ -104,10 +104,7 @@ class Trash:
 
 
 def _is_gone(directory: Path, ends: float) -> bool:
-    """Deletes files until the time `ends`. Returns whether the directory is gone.
-
-    Undeletable files are tried again at the next start.
-    """
+    """Deletes files until `ends`. Returns whether the directory is gone. The next start retries undeletable files."""
     with suppress(OSError):
         for path in list(files.children(directory)):
             if files.is_directory(path):

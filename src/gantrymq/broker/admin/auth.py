@@ -71,10 +71,7 @@ class AuthAdmin(Feature):
         return self._when_written(connection, request)
 
     def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns a user; the body is empty if the user doesn't exist.
-
-        A super user also gets the password, so that a slave can copy users.
-        """
+        """Returns a user, or an empty body. Super users also get the password, so that a slave can copy users."""
         user = self._users.users.get(_username(request))
         return RemotingCommand.response(body=b"" if user is None else encode_json(self._user_info(connection, user)))
 

@@ -140,10 +140,7 @@ class PendingResponses(Feature):
 
     @property
     def is_used(self) -> bool:
-        """Whether responses may wait, or messages may be rejected for lack of replicas.
-
-        Responses to messages with WAIT=false never wait.
-        """
+        """Whether responses may wait, or messages may be rejected for lack of replicas. WAIT=false never waits."""
         config = self._config
         refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses

@@ -204,10 +204,7 @@ class ReplicasManager(Feature):
             job.start(0.0)
 
     def _lost(self, address: str) -> None:
-        """Sends a heartbeat soon after a connection was lost.
-
-        A controller considers a master dead if it receives no further heartbeat soon.
-        """
+        """Sends a heartbeat soon after a connection was lost, before a controller considers this master dead."""
         if (beating := self._beating.get(address)) is not None:
             beating.wake(_SOON_S)
 

@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 
 class BrokerSetState(NamedTuple):
-    """The state of a broker set as a controller reported it.
-
-    Without a master, no broker can be elected at the moment.
-    """
+    """A broker set's state as a controller reported it. Without a master, no broker can be elected at the moment."""
 
     epoch: int
     master_id: int | None = None

@@ -68,10 +68,7 @@ class SyncStateSets:
         await self._checking.stop()
 
     def begin(self, own_id: int, epoch: int, members: Iterable[int], members_epoch: int, epoch_start: int) -> None:
-        """Starts maintaining the set, because the broker became master.
-
-        The epoch starts at the physical offset `epoch_start`.
-        """
+        """Starts maintaining the set as the new master. The epoch starts at the physical offset `epoch_start`."""
         self._own_id, self._epoch = own_id, epoch
         self.in_sync = SyncStateSet(own_id, members, members_epoch, epoch_start)
         self._replication.set_in_sync(self.in_sync)

@@ -375,10 +375,7 @@ class Timer(Feature):
         self.delivery.topics_deleted(topics)
 
     def enqueue_latency_ms(self) -> int:
-        """Returns the age of the oldest message in the timer topic that is not on the wheel yet, in ms.
-
-        It is 0 on a slave.
-        """
+        """Returns the age of the oldest timer message that is not on the wheel yet, in ms. It is 0 on a slave."""
         if not self._is_enabled or not self._is_master:
             return 0
         offset, queue = self.files.queue_offset, self.delivery.queue()

@@ -273,10 +273,7 @@ class Replication(Feature):
             self._events.master_changed.publish()
 
     def leave_for(self, address: str, epoch: int) -> None:
-        """Disconnects a slave from its former master and reports the new epoch to that master.
-
-        `address` and `epoch` are those of the new master.
-        """
+        """Disconnects a slave from its former master, and reports it the new master's `address` and `epoch`."""
         if self.slave is not None and self.following.address not in (None, address):
             self.slave.leave(epoch)
 

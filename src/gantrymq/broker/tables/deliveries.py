@@ -1,7 +1,4 @@
-"""Statistics of delivered messages since the broker's start, updated once per response.
-
-Source: `ConsumerOffsetManager.commitPullOffset`.
-"""
+"""Statistics of deliveries since the start, updated once per response (`ConsumerOffsetManager.commitPullOffset`)."""
 
 from __future__ import annotations
 

@@ -164,10 +164,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 
 
 def tag_filter(expression: str) -> MessageFilter:
-    """Returns the filter for `*` or `a || b`.
-
-    Raises RequestRefused if the expression is too long, or if `FilterCache` has reached its limit.
-    """
+    """Returns the filter for `*` or `a || b`. Raises RequestRefused if it is too long or `FilterCache` is full."""
     if len(expression) > MAX_LENGTH:
         raise RequestRefused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,

@@ -290,10 +290,7 @@ class TransactionCheck(TransactionStates):
             return None
 
     def _check_request(self, record: Record, fields: dict[str, str], copy: PutResult) -> CheckRequest | None:
-        """Returns the check for a half message. Its record shows the target topic and queue.
-
-        Returns None if the half message has no valid target.
-        """
+        """Returns the check for a half message, whose record shows topic and queue; None if these are invalid."""
         target = destination(fields)
         if target is None:
             log.error("half message at %d has no valid target topic: it is not checked", record.physical_offset)

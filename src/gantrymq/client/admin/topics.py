@@ -111,10 +111,7 @@ class AdminTopics(AdminNamesrv):
         return any(made.values())
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
-        """Returns {broker name: HOST:PORT of its master} of one cluster or of all.
-
-        Raises BrokerUnavailable if empty.
-        """
+        """Returns {broker name: HOST:PORT of its master} of one cluster or all. Raises BrokerUnavailable if empty."""
         if cluster is None:
             found = list((await self.cluster_info()).broker_addr_table.values())
         else:

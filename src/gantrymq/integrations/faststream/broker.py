@@ -333,10 +333,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
     async def request(  # type: ignore[override]
         self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]
     ) -> RocketMQMessage:
-        """Sends a message and returns the reply, which is the result of a subscriber's handler.
-
-        Raises RequestTimeout.
-        """
+        """Sends a message and returns the reply, the result of a subscriber's handler. Raises RequestTimeout."""
         command = self._command(message, topic, options, PublishType.REQUEST)
         reply: RocketMQMessage = await self._basic_request(command, producer=self.config.producer)
         return reply

@@ -83,10 +83,7 @@ class Link:
         return True
 
     async def ask(self, name: str, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand | None:
-        """Connects to a broker, sends it a request and returns its response.
-
-        Returns None for a one-way request. Raises a RemotingError.
-        """
+        """Connects to a broker, sends a request and returns the response, None if one-way. Raises a RemotingError."""
         await self.connect(name, address)
         if request.is_oneway:
             await self.upstreams[address].invoke_oneway(_copy(request), timeout_ms)
