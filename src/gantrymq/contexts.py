@@ -64,10 +64,7 @@ def contexts_path() -> Path:
 
 
 def tls_of(path: Path) -> TlsConfig:
-    """Reads Java's tls.properties for a client.
-
-    In this file, `tls.enable` is true by default. Raises ConfigError if the file is invalid.
-    """
+    """Reads a client's Java tls.properties; `tls.enable` is true by default. Raises ConfigError if it is invalid."""
     properties = {"tls.enable": "true"} | load_properties(path)
     return from_properties(TlsConfig, properties, source=str(path))
 
@@ -124,10 +121,7 @@ class Contexts:
         self._write()
 
     def remove(self, name: str) -> None:
-        """Removes a context. Raises ConfigError if it does not exist.
-
-        If it is the current context, there is no current context after the call.
-        """
+        """Removes a context. If it is the current one, none is current afterwards. Raises ConfigError."""
         _ = self[name]
         del self._content.contexts[name]
         if self._content.current == name:

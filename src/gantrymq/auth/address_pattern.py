@@ -95,10 +95,7 @@ def _range(part: str, pattern: str, *, is_v6: bool) -> tuple[int, int]:
 
 @lru_cache(4096)
 def _parts(host: str) -> tuple[int, ...] | None:
-    """Returns the parts of an address as numbers; None for an invalid address.
-
-    An IPv4-mapped IPv6 address has the parts of its IPv4 address.
-    """
+    """Returns an address as numbers; None if it is invalid. A mapped IPv4 address has the parts of the IPv4 address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -197,10 +197,7 @@ SECRET_KEYS = frozenset({"innerClientAuthenticationCredentials", "tlsKeyPassword
 
 
 def load_json(path: Path) -> dict[str, str]:
-    """Returns the keys of a file such as rmq-proxy.json with their values as text.
-
-    Raises ConfigError if the file is not a JSON object.
-    """
+    """Returns the keys and text values of a file such as rmq-proxy.json. Raises ConfigError if it is no JSON object."""
     try:
         values: Any = json.loads(read_properties(path))
     except ValueError as e:

@@ -148,7 +148,7 @@ class StoreConfig:
 
 
 def check_supported(properties: Mapping[str, str]) -> None:
-    """Raises ConfigError for a setting whose files are unreadable here: the store would seem empty."""
+    """Raises ConfigError for a setting whose files this broker can't read: the store would seem empty."""
     for key, pattern in _UNSUPPORTED.items():
         value = properties.get(key, "").strip()
         if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):

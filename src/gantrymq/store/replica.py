@@ -373,10 +373,7 @@ class Replica:
             raise RecordError(str(e)) from e
 
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
-        """Makes `queue_offset` the next offset of the queue and returns the queue.
-
-        Raises RecordError if the offset is suspicious.
-        """
+        """Makes `queue_offset` the next offset of the queue and returns the queue. Raises RecordError in doubt."""
         if self._held.next_offset(queue) != queue.max_offset:
             # The queue is going to be replaced, so its pending units are written first.
             self._held.show(self._changed_queues)

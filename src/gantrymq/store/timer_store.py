@@ -219,10 +219,7 @@ class TimerStore:
         self.waiting += count
 
     def was_added(self, physical_offset: int) -> bool:
-        """Returns whether a record has been waiting since before the last start.
-
-        Call it once for each record from `queue_offset` on.
-        """
+        """Returns whether a record waited before the last start. Call it once per record from `queue_offset` on."""
         if physical_offset in self._already:
             self._already.remove(physical_offset)
             return True

@@ -164,10 +164,7 @@ class ActingMaster(Feature):
             raise problem
 
     async def stand_back(self) -> None:
-        """Ends the acting role, because the master has reported that it is back.
-
-        Raises the errors of the features that change their role.
-        """
+        """Ends the acting role, because the master is back. Raises the errors of the features that change role."""
         self._not_before = monotonic() + _BACK_S
         async with self._changing:
             await self._act(False)

@@ -43,10 +43,7 @@ class PendingRequest(NamedTuple):
 
 
 class PendingRequests:
-    """Limits and handles the requests that wait for one condition.
-
-    `for_what` describes the condition in the error of a rejected request.
-    """
+    """Limits and handles the requests that wait for a condition. `for_what` names it in the error of a rejection."""
 
     def __init__(self, for_what: str, limit: Limit) -> None:
         #: The request that is being handled.

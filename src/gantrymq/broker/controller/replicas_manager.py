@@ -365,10 +365,7 @@ class ReplicasManager(Feature):
         self._finding.wake()
 
     def _begin_epoch(self) -> None:
-        """Records in the log's epoch file that this master's epoch starts.
-
-        Raises StoreError, and ReplicationError if the log has a later epoch.
-        """
+        """Records the start of this master's epoch in the log's epoch file. Raises StoreError or ReplicationError."""
         roles = self._roles
         assert roles is not None
         number, end = self._applied.epoch, self._store.max_physical_offset

@@ -323,10 +323,7 @@ class Timer(Feature):
             log.error("timer messages that were cut off the log may not be delivered: %s", e)
 
     async def take_over(self, content: bytes) -> None:
-        """Takes over the progress of a former acting master. To be called before the delivery starts.
-
-        Raises RecordError, StoreError or OSError.
-        """
+        """Takes over a former acting master's progress, before delivery. Raises RecordError, StoreError or OSError."""
         checkpoint = of_slave(content)
         if self._is_enabled and checkpoint.read_time_ms > self.files.read_time_ms:
             await self._loop.run_in_executor(None, self.files.keep, checkpoint)

@@ -408,10 +408,7 @@ class TimerDelivery:
     # -- damaged messages and a store that can't be written ---------------------------------------------------------
 
     def _record(self, physical_offset: int, size: int) -> Record | None:
-        """Returns the timer message at a physical offset. None, and counts it as skipped, if there is none.
-
-        Raises StoreError.
-        """
+        """Returns the timer message at this offset, or None and counts it as skipped. Raises StoreError."""
         if not self._store.min_physical_offset <= physical_offset < self._store.max_physical_offset:
             self._skip(physical_offset, "the commit log has it no more")
             return None

@@ -254,10 +254,7 @@ class Replication(Feature):
 
     @property
     def receives_from_master(self) -> bool:
-        """Whether this slave has received data over its connection to the master.
-
-        A master that hangs accepts connections but sends nothing.
-        """
+        """Whether this slave has received data. A master that hangs accepts the connection but sends nothing."""
         return self.slave is not None and self.slave.receives_from_master
 
     def follow(self, address: str | None, ha_address: str | None) -> None:

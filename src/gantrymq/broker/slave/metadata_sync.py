@@ -327,10 +327,7 @@ class MetadataSync(Feature):
             await self._take()
 
     async def _copy_users(self, master: str) -> None:
-        """Copies users and permissions if the master returns passwords.
-
-        Without passwords, no user could authenticate here.
-        """
+        """Copies users and permissions if the master returns passwords: no user could authenticate without them."""
         request = RemotingCommand.request(RequestCode.AUTH_LIST_USER, ListUsersRequestHeader())
         # If there are no users, the response has no body.
         users = decode_json((await self._call(master, request)).body or b"[]", list[UserInfo])

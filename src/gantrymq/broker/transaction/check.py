@@ -117,10 +117,7 @@ class TransactionCheck(TransactionStates):
     # -- half messages ------------------------------------------------------------------------------------------
 
     def _has_work(self, now_ms: int, end: int, can_check: CanCheck) -> Generator[list[CheckRequest], None, bool]:
-        """Returns True if a round up to the half offset `end` has other work than copies of waiting half messages.
-
-        Runs in steps.
-        """
+        """Returns True if a round up to half offset `end` does more than copy waiting half messages. Runs in steps."""
         queue = half_queue(self._store)
         offset = self.ends.half_offset
         if end - offset > _MOST_WAITING:

@@ -64,10 +64,7 @@ class GroupSeen:
 
 
 async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
-    """Returns the groups of `topic`, or all, those with the largest lag first, and their number.
-
-    Raises BrokerError if a broker rejects a request.
-    """
+    """Returns the groups of `topic`, or all, largest lag first, and their number. Raises BrokerError."""
     found: dict[str, GroupSeen] = {}
     if topic is not None:
         for name in await admin.groups_of_topic(topic):

@@ -551,10 +551,7 @@ class Producer(Lifecycle):
         return queue
 
     async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
-        """Returns the queue of the messages' sharding keys, or None without keys.
-
-        Raises ClientError if there are several queues.
-        """
+        """Returns the queue of the sharding keys, or None without keys. Raises ClientError for several queues."""
         keys = {key for message in messages if (key := message.sharding_key)}
         if not keys:
             return None

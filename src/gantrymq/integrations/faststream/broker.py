@@ -322,10 +322,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
         return True
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends a message. `options` are PublishOptions. Returns when a broker has stored it.
-
-        Raises the errors of `Producer.send`.
-        """
+        """Sends a message and waits until it is stored. `options` are PublishOptions. Raises as `Producer.send`."""
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(command, producer=self.config.producer)
         return result
