@@ -112,11 +112,11 @@ async def test_public_attributes() -> None:
         Message("topic", b""),
         MessageExt.__new__(MessageExt),
         gantrymq.AdminClient(address),
-        gantrymq.SyncProducer(address, "group"),
-        gantrymq.SyncTransactionProducer(address, "group", Listener()),
-        gantrymq.SyncPushConsumer(address, "group"),
-        gantrymq.SyncLitePullConsumer(address, "group"),
-        gantrymq.SyncSimpleConsumer(address, "group"),
+        gantrymq.SyncProducer(gantrymq.Producer(address, "group")),
+        gantrymq.SyncTransactionProducer(gantrymq.TransactionProducer(address, "group", Listener())),
+        gantrymq.SyncPushConsumer(gantrymq.PushConsumer(address, "group")),
+        gantrymq.SyncLitePullConsumer(gantrymq.LitePullConsumer(address, "group")),
+        gantrymq.SyncSimpleConsumer(gantrymq.SimpleConsumer(address, "group")),
     ]
     found = {type(one).__name__: {name for name in dir(one) if not name.startswith("_")} for one in objects}
     assert found == ATTRIBUTES
