@@ -54,10 +54,7 @@ def load_properties(path: Path) -> dict[str, str]:
 
 
 def read_properties(path: Path) -> str:
-    """Reads the text of a file as UTF-8, or as Latin-1 if it is not valid UTF-8.
-
-    Raises ConfigError if the file cannot be read or exceeds MAX_FILE_BYTES.
-    """
+    """Reads a file as UTF-8, else as Latin-1. Raises ConfigError if it is unreadable or exceeds MAX_FILE_BYTES."""
     try:
         data = files.read_bytes(path, MAX_FILE_BYTES + 1)
     except OSError as e:
@@ -135,7 +132,6 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 
 def _entry(key: str, value: str) -> str:
-    """Returns `key=value` with both parts escaped."""
     return f"{_escape(key, '=: ')}={_escape(value, '')}"
 
 
@@ -223,7 +219,6 @@ def _bounds_problem(each: Field[Any], value: Any) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Returns the type of each field."""
     # Cached, because evaluating all type hints of a broker's configuration takes some milliseconds.
     return typing.get_type_hints(cls)
 
@@ -323,7 +318,6 @@ def _without_none(hint: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as the text of a property."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

@@ -73,10 +73,7 @@ class Contexts:
     """The contexts of a file. Each change is written to the file at once."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Reads the file, which need not exist. Raises ConfigError if it cannot be read or decoded.
-
-        `path` is the file. Default: `contexts_path()`.
-        """
+        """Reads the file, which need not exist (default: `contexts_path()`). Raises ConfigError if it is invalid."""
         self.path = path or contexts_path()
         self._content = _File()
         try:

@@ -162,7 +162,6 @@ def render(metrics: Iterable[Metric]) -> bytes:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """Returns the line of one sample."""
     pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
     return f"{name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}"
 
@@ -222,7 +221,6 @@ class MetricsServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handles one request and closes the connection."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -236,7 +234,6 @@ class MetricsServer:
             writer.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
-        """Returns the HTTP response for a request with this head."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):

@@ -234,7 +234,6 @@ def _topic(record: Record) -> str:
 
 
 def _real_topic(record: Record) -> str:
-    """Returns the target topic of a record."""
     topic = _topic(record)
     return decode_properties(record.properties).get(names.REAL_TOPIC, "") if topic in _WAITING_TOPICS else topic
 

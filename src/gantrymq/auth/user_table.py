@@ -47,10 +47,7 @@ class UserTable:
         self.generation = 0
 
     def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
-        """Loads the file, and creates the configured super users if they do not exist.
-
-        Raises ConfigError for an invalid user in the configuration.
-        """
+        """Loads the file and creates missing configured super users. Raises ConfigError if one of these is invalid."""
         if content is not None:
             self.users, self.acls = tables_of(content)
         for key, text, name_key, password_key in (

@@ -183,10 +183,7 @@ class BrokerApi:
         return route
 
     async def route_answer(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> RouteResponse:
-        """Requests the route of `topic` from one NameServer.
-
-        Raises RouteNotReady if the NameServer waits for brokers to register after its start.
-        """
+        """Requests the route from a NameServer. Raises RouteNotReady if it waits for brokers after its start."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         response = await self.remoting.invoke(name_server, request, timeout_ms)

@@ -187,7 +187,6 @@ def default_text(each: Field[Any]) -> str:
 
 
 def _documentation(options: Any) -> str:
-    """Returns the docstring of a constructor."""
     lines = ["Raises ClientError or IllegalMessage if a value is not possible. Opens no connection.", "", "Args:"]
     for each in in_order(options):
         default = f" Default: {default_text(each)}." if default_text(each) else ""

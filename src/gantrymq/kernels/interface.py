@@ -141,9 +141,7 @@ class PlainSends(Protocol[Q]):
         """Removes all registered headers and the counts. Call `take_counts` before."""
         ...
 
-    def __len__(self) -> int:
-        """Returns the number of registered headers."""
-        ...
+    def __len__(self) -> int: ...
 
 
 class Native(Protocol):

@@ -262,7 +262,6 @@ class Connection(FlowControl):
             self._frames.received(self, reader.frame_number, reader.frame_length, reader.buffered_bytes)
 
     def _flush(self) -> None:
-        """Writes the responses of the current read."""
         batch, self._batch = self._batch, None
         size, self._batch_bytes = self._batch_bytes, 0
         if batch and self._transport is not None:

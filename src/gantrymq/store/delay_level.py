@@ -23,10 +23,7 @@ _MOST_DIGITS = 10
 
 
 def parse_delay_levels(levels: str) -> list[int]:
-    """Returns the delays of the levels 1, 2, ... in milliseconds. Raises ConfigError.
-
-    `levels` is the value of `messageDelayLevel`, such as `1s 5s 1m`.
-    """
+    """Parses `messageDelayLevel`, such as `1s 5s 1m`: the delays of levels 1, 2, ... in ms. Raises ConfigError."""
     delays_ms = []
     for level in levels.split():
         number, unit = level[:-1], level[-1]

@@ -80,10 +80,7 @@ class MessageIndex:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def open(self, flushed_timestamp: int, *, was_aborted: bool) -> None:
-        """Finds the files and deletes invalid ones. `flushed_timestamp` is that of the checkpoint.
-
-        Raises StoreError if the directory can't be used.
-        """
+        """Opens the files and deletes invalid ones. `flushed_timestamp` is the checkpoint's. Raises StoreError."""
         self.flushed_timestamp = flushed_timestamp
         paths = index_paths(self._directory)
         try:
@@ -256,10 +253,7 @@ class MessageIndex:
         self._files.append(following)
 
     def _next_name(self) -> str:
-        """Returns the current local time as a file name, as in Java, or the last name plus one if that is later.
-
-        The names define the order of the files.
-        """
+        """Returns the local time as a file name, as in Java, or the last name plus one if later: names are in order."""
         now = clock.time()
         name = clock.strftime("%Y%m%d%H%M%S", clock.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:

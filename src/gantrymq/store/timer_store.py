@@ -168,10 +168,7 @@ class TimerStore:
     # -- adding messages ----------------------------------------------------------------------------------------
 
     def wait(self, due_ms: int, from_ms: int) -> Wait:
-        """Returns the slot for a record that arrives at `from_ms` and is due at `due_ms`.
-
-        The slot is at most one roll window after `from_ms`.
-        """
+        """Returns the slot of a record of `from_ms` that is due at `due_ms`: at most one roll window later."""
         precision_ms, window = self._precision_ms, self._roll_window_slots
         from_ms -= from_ms % precision_ms
         over_ms = due_ms - from_ms - window * precision_ms
@@ -185,10 +182,7 @@ class TimerStore:
     def add(
         self, wait: Wait, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
     ) -> None:
-        """Adds a record to its slot. Raises StoreFull or StoreError; the record is not added then.
-
-        With `takes_back`, the record cancels another message.
-        """
+        """Adds a record to its slot, or raises StoreFull or StoreError. With `takes_back`, it cancels a message."""
         magic = MAGIC_DEFAULT
         if wait.is_rolled:
             magic |= MAGIC_ROLL

@@ -196,7 +196,6 @@ class ActingMaster(Feature):
         )
 
     def _count(self) -> None:
-        """Updates the number of replicas that a send can wait for."""
         if self._config.enable_slave_acting_master and self._config.broker_role is not BrokerRole.SLAVE:
             self._slave_count = len(self._replication.slaves())
             # This broker counts even if no NameServer lists it.

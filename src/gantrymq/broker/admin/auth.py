@@ -123,10 +123,7 @@ class AuthAdmin(Feature):
         return info
 
     def _check_super(self, connection: Connection, user_type: str | None, what: str) -> None:
-        """Raises RequestRefused if a normal user tries to create, change or delete a super user.
-
-        Without access control, every client may do everything.
-        """
+        """Raises RequestRefused if a normal user changes a super user. Without access control, every client may."""
         if (user_type or "").lower() == UserType.SUPER.value.lower() and not self._access.is_super(connection):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"The super user can only be {what}d by super user")
 

@@ -60,10 +60,7 @@ class PendingRequests:
         deadline: float = inf,
         topic: str = "",
     ) -> PendingRequest:
-        """Returns a pending request for the caller's wait queue. Its size counts until `answer`.
-
-        Raises RequestRefused if the limit would be exceeded.
-        """
+        """Returns a pending request, whose size counts until `answer`. Raises RequestRefused above the limit."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if not self._quota.share(connection).take(size):
             raise self.busy()

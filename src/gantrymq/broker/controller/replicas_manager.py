@@ -171,7 +171,6 @@ class ReplicasManager(Feature):
 
     @property
     def _is_master(self) -> bool:
-        """Whether the broker's features have the master role."""
         return self._roles is not None and self._applied.master_id == self._roles.own_id
 
     # -- id and heartbeats --------------------------------------------------------------------------------------

@@ -172,10 +172,7 @@ class Timer(Feature):
             self.files.close()
 
     async def _finish_slot(self) -> None:
-        """Continues to deliver a partly delivered slot, for at most _FINISH_S.
-
-        If the slot is not finished by then, the next start reads it again as a whole.
-        """
+        """Continues a partly delivered slot for at most _FINISH_S. The next start reads an unfinished slot again."""
         end = self._loop.time() + _FINISH_S
         more = True
         try:

@@ -232,10 +232,7 @@ class AdminTopics(AdminNamesrv):
         return sorted({group for answer in answers.values() for group in answer})
 
     async def holders(self, topic: str, cluster: str | None = None) -> list[str]:
-        """Returns HOST:PORT of one replica of each broker with the topic, of one cluster or all.
-
-        Raises NoRouteInfo, or BrokerUnavailable if there is none.
-        """
+        """Returns HOST:PORT of a replica of each broker with the topic. Raises NoRouteInfo or BrokerUnavailable."""
         brokers = (await self.topic_route(topic)).broker_datas
         addresses = [any_address(broker) for broker in brokers if cluster in (None, broker.cluster)]
         found = [address for address in addresses if address]

@@ -66,11 +66,9 @@ class _LogParameters(DefaultLoggerStorage):
         """Does nothing: columns have no fixed width."""
 
     def set_level(self, level: int) -> None:
-        """Sets the log level of the broker."""
         self.logger_log_level = level
 
     def get_logger(self, *, context: ContextRepo) -> Any:
-        """Returns the logger, which is created on first use."""
         if (known := self._get_logger_ref()) is not None:
             return known
         logger = get_broker_logger(

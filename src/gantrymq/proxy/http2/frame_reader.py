@@ -283,7 +283,6 @@ class FrameReader:
             stream.receiver.data_received(b"", True)
 
     def _malformed(self, stream_id: int, reason: str) -> None:
-        """Resets the stream of an invalid request."""
         log.info("resetting a stream of %s: %s", self._connection.peer, reason)
         self._quota.spent_us += HEADERS_US
         self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)

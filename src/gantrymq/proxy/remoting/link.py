@@ -102,10 +102,7 @@ class Link:
         self._hold_up()
 
     def _hold_up(self) -> None:
-        """Stops reading from brokers while the client does not read its responses.
-
-        The responses then stay at the brokers, as they would without a proxy.
-        """
+        """Stops reading from brokers while the client reads nothing: responses stay there, as without a proxy."""
         if self.connection.is_full and not self._is_held_up:
             self._is_held_up = True
             for upstream in self.upstreams.values():
