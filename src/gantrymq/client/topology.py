@@ -19,7 +19,6 @@ from gantrymq.protocol.topic_name import is_system_topic
 
 #: Interval of requests for a broker's topics, which can be thousands, s.
 TOPICS_INTERVAL_S = 10.0
-#: Brokers that are requested at the same time.
 MAX_CONCURRENT = 32
 
 

@@ -318,10 +318,7 @@ class MessageIndex:
             self._unflushed.popleft()
 
     def forget_before(self, physical_offset: int) -> list[Path]:
-        """Removes the files whose records are all before this physical offset, except the last file.
-
-        Returns their paths; the caller deletes them.
-        """
+        """Removes files before this physical offset, but not the last. Returns the paths, which the caller deletes."""
         paths = []
         while len(self._files) > 1 and self._files[0].end_phy_offset < physical_offset:
             file = self._files.pop(0)

@@ -56,7 +56,6 @@ class ActingMaster(Feature):
         self._remoting = context.remoting
         self._role_changes = role_changes
         self._master_uncertain = context.events.master_uncertain
-        #: Whether this broker is the acting master.
         self.is_acting = False
         #: Whether a change of the acting role failed and is incomplete.
         self._is_half = False

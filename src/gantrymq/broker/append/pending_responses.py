@@ -55,7 +55,6 @@ class PendingResponses(Feature):
         self.lacks_replicas = False
         self._config_changed()
         self._expiring = context.jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
-        #: Number of pending responses.
         self.count = 0
         #: Set while no response is pending.
         self._idle = asyncio.Event()

@@ -83,7 +83,6 @@ class Timer(Feature):
         self.delivery = TimerDelivery(self.files, appender, self._metrics, config.timer_precision_ms)
         self._loop = asyncio.get_running_loop()
         self._delivering = jobs.repeating("deliver timer messages", self._turn, after_error_s=_AFTER_ERROR_S)
-        #: The last write of the files.
         self._saved: asyncio.Future[None] | None = None
         self._flushing = jobs.repeating("flush the timer's files", self._flush)
         self._is_changed = False

@@ -13,7 +13,6 @@ from gantrymq.store.get_result import GetResult
 class Delivery:
     """The deliveries of a topic to a group."""
 
-    #: Number of messages.
     messages: int = 0
     #: Size of the messages, in bytes.
     size: int = 0

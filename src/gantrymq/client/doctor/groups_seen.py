@@ -48,7 +48,6 @@ class GroupSeen:
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
     members: list[str] | None = None
-    #: Whether a consumer has ever joined the group.
     has_joined: bool = True
     subscriptions: dict[str, Subscriptions] = field(default_factory=dict)
 
