@@ -49,18 +49,12 @@ _ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.D
 
 
 def load_properties(path: Path) -> dict[str, str]:
-    """Reads the keys and values of a file.
-
-    Raises ConfigError if the file cannot be read, exceeds MAX_FILE_BYTES or has an invalid line.
-    """
+    """Reads keys and values of a file. Raises ConfigError if it is unreadable, invalid or exceeds MAX_FILE_BYTES."""
     return parse_properties(read_properties(path), source=str(path))
 
 
 def read_properties(path: Path) -> str:
-    """Reads the text of a file as UTF-8, or as Latin-1 if it is not valid UTF-8.
-
-    Raises ConfigError if the file cannot be read or exceeds MAX_FILE_BYTES.
-    """
+    """Reads a file as UTF-8, else as Latin-1. Raises ConfigError if it is unreadable or exceeds MAX_FILE_BYTES."""
     try:
         data = files.read_bytes(path, MAX_FILE_BYTES + 1)
     except OSError as e:
@@ -99,10 +93,7 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def changed_properties(text: str, changes: Mapping[str, str]) -> str:
-    """Returns properties text with changed values. Comments, other lines and the order stay.
-
-    New keys are appended at the end.
-    """
+    """Returns properties text with changed values. Comments, other lines and the order stay. New keys are appended."""
     lines = _LINE.findall(text)
     missing = dict(changes)
     # In reverse, so that a replacement does not shift the line numbers of the entries that follow.
@@ -141,7 +132,6 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 
 def _entry(key: str, value: str) -> str:
-    """Returns `key=value` with both parts escaped."""
     return f"{_escape(key, '=: ')}={_escape(value, '')}"
 
 
@@ -229,7 +219,6 @@ def _bounds_problem(each: Field[Any], value: Any) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Returns the type of each field."""
     # Cached, because evaluating all type hints of a broker's configuration takes some milliseconds.
     return typing.get_type_hints(cls)
 
@@ -329,7 +318,6 @@ def _without_none(hint: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as the text of a property."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

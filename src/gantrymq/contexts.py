@@ -58,19 +58,13 @@ class _File(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_f
 
 
 def contexts_path() -> Path:
-    """Returns the path of the user's file: `$XDG_CONFIG_HOME/gantrymq/contexts.json`.
-
-    If the variable is not set, the directory is `~/.config`.
-    """
+    """Returns the user's file: `$XDG_CONFIG_HOME/gantrymq/contexts.json`, by default in `~/.config`."""
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "gantrymq" / "contexts.json"
 
 
 def tls_of(path: Path) -> TlsConfig:
-    """Reads Java's tls.properties for a client.
-
-    In this file, `tls.enable` is true by default. Raises ConfigError if the file is invalid.
-    """
+    """Reads a client's Java tls.properties; `tls.enable` is true by default. Raises ConfigError if it is invalid."""
     properties = {"tls.enable": "true"} | load_properties(path)
     return from_properties(TlsConfig, properties, source=str(path))
 
@@ -79,10 +73,7 @@ class Contexts:
     """The contexts of a file. Each change is written to the file at once."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Reads the file, which need not exist. Raises ConfigError if it cannot be read or decoded.
-
-        `path` is the file. Default: `contexts_path()`.
-        """
+        """Reads the file, which need not exist (default: `contexts_path()`). Raises ConfigError if it is invalid."""
         self.path = path or contexts_path()
         self._content = _File()
         try:
@@ -127,10 +118,7 @@ class Contexts:
         self._write()
 
     def remove(self, name: str) -> None:
-        """Removes a context. Raises ConfigError if it does not exist.
-
-        If it is the current context, there is no current context after the call.
-        """
+        """Removes a context. If it is the current one, none is current afterwards. Raises ConfigError."""
         _ = self[name]
         del self._content.contexts[name]
         if self._content.current == name:

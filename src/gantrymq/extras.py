@@ -22,10 +22,7 @@ MODULES = {
 
 
 def need(extra: str, what: str) -> None:
-    """Raises MissingExtra if a module of the extra is not installed.
-
-    `what` is the command or feature that needs the extra, for the error text.
-    """
+    """Raises MissingExtra, with the command or feature `what` in its text, if a module of the extra is missing."""
     for module in MODULES[extra]:
         if not _is_there(module):
             raise _missing(extra, what, module)

@@ -30,7 +30,6 @@ class FairQueue(Generic[S, T]):
         return self._count
 
     def __contains__(self, source: S) -> bool:
-        """Returns true if the source has items."""
         return source in self._by_source
 
     @property

@@ -70,10 +70,7 @@ def log_to_stderr() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line: time, level, logger and message.
-
-    The lines of a traceback follow and begin with a bar (`|`).
-    """
+    """Formats a record on one line: time, level, logger, message. Traceback lines follow and begin with a bar (`|`)."""
 
     def __init__(self) -> None:
         super().__init__(_FORMAT)

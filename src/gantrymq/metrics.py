@@ -44,10 +44,7 @@ class Kind(Enum):
 
 
 class Histogram:
-    """Counts observations in buckets.
-
-    `bounds` are the upper limits of the buckets, in ascending order. A further bucket counts all larger values.
-    """
+    """Counts observations in buckets. `bounds`: upper limits, ascending. A further bucket counts larger values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -85,10 +82,7 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Yields (upper limit, number of observations up to this limit) of each bucket, as Prometheus requires.
-
-        The last limit is infinity.
-        """
+        """Yields (upper limit, number of observations up to it) of each bucket, as Prometheus requires, to infinity."""
         count = 0
         for bound, here in zip((*self._bounds, math.inf), self._counts, strict=True):
             count += here
@@ -97,10 +91,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A named metric with its samples.
-
-    A sample is (labels, value). For Kind.HISTOGRAM, the value is a Histogram.
-    """
+    """A named metric with its samples. A sample is (labels, value). For Kind.HISTOGRAM, the value is a Histogram."""
 
     name: str
     kind: Kind
@@ -171,7 +162,6 @@ def render(metrics: Iterable[Metric]) -> bytes:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    """Returns the line of one sample."""
     pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
     return f"{name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}"
 
@@ -192,10 +182,7 @@ def _number(value: float) -> str:
 
 
 class MetricsServer:
-    """Serves the metrics of `collect` at `GET /metrics`.
-
-    If `port` is 0, `start` selects a free port and stores it in `port`.
-    """
+    """Serves the metrics of `collect` at `GET /metrics`. If `port` is 0, `start` sets it to a free port."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], *, host: str, port: int) -> None:
         self._collect = collect
@@ -234,7 +221,6 @@ class MetricsServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handles one request and closes the connection."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -248,7 +234,6 @@ class MetricsServer:
             writer.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
-        """Returns the HTTP response for a request with this head."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):

@@ -25,10 +25,7 @@ _RANGE_V6 = re.compile(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?")
 
 
 def parse_pattern(pattern: str) -> Matches:
-    """Returns a function that matches addresses. A blank pattern matches none.
-
-    Raises ValueError for an invalid pattern.
-    """
+    """Returns a function that matches addresses. A blank pattern matches none. Raises ValueError if it is invalid."""
     pattern = pattern.strip()
     if not pattern:
         return _nobody
@@ -98,10 +95,7 @@ def _range(part: str, pattern: str, *, is_v6: bool) -> tuple[int, int]:
 
 @lru_cache(4096)
 def _parts(host: str) -> tuple[int, ...] | None:
-    """Returns the parts of an address as numbers; None for an invalid address.
-
-    An IPv4-mapped IPv6 address has the parts of its IPv4 address.
-    """
+    """Returns an address as numbers; None if it is invalid. A mapped IPv4 address has the parts of the IPv4 address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

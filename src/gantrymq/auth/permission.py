@@ -51,10 +51,7 @@ def topic_need(name: str, actions: tuple[Action, ...]) -> Need:
 
 
 def send_need(topic: str) -> Need:
-    """Returns the need of a send. A send to a retry topic needs SUB of its group.
-
-    Java checks the group in the request instead.
-    """
+    """Returns the need of a send: to a retry topic, SUB of its group. Java checks the group in the request instead."""
     if topic.startswith(RETRY_TOPIC_PREFIX):
         return group_need(topic, (Action.SUB,))
     return topic_need(topic, (Action.PUB,))

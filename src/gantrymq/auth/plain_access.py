@@ -25,7 +25,6 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
 from gantrymq.remoting.signatures import signature_problem
 
-#: Limit of the cached decisions.
 _CACHE_LIMIT = 10_000
 
 

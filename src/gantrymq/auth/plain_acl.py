@@ -46,10 +46,7 @@ _PERMS = {"PUB": Perm.PUB, "SUB": Perm.SUB, "PUB|SUB": Perm.PUB | Perm.SUB, "SUB
 
 @dataclass(slots=True, frozen=True)
 class Account:
-    """One account. `signer` has its secret key.
-
-    `perms` has the permissions by topic. The permissions on a group have the name of its retry topic.
-    """
+    """One account. `signer` has its secret key, `perms` the permissions by topic, for a group by its retry topic."""
 
     access_key: str
     signer: Signer

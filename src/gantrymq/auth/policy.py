@@ -117,10 +117,7 @@ class Resource(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class PolicyEntry:
-    """An entry that allows or denies `actions` on `resource` for clients in `networks`.
-
-    Without networks, it applies to all clients.
-    """
+    """An entry that allows or denies `actions` on `resource` for `networks`, or for all clients without networks."""
 
     resource: Resource
     actions: tuple[Action, ...]
@@ -133,10 +130,7 @@ class PolicyEntry:
 
     @classmethod
     def from_info(cls, info: PolicyEntryInfo) -> PolicyEntry:
-        """Converts a received entry. Raises ValueError if Java would reject it, or for unknown actions.
-
-        Java ignores unknown actions.
-        """
+        """Converts a received entry. Raises ValueError if Java would reject it, or for actions that Java ignores."""
         if not info.resource:
             raise ValueError("The resource is null.")
         actions = [Action.parse(name) for name in info.actions]

@@ -71,10 +71,7 @@ def sending(topic: str) -> Rule:
 
 
 def replying(topic: str) -> Rule:
-    """Returns a rule for a reply: as in Java, it needs nothing for the cluster's reply topic.
-
-    For any other topic, the rule is that of a send.
-    """
+    """Returns a rule for a reply: that of a send, but nothing for the cluster's reply topic, as in Java."""
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         name = request.ext_fields.get(topic, "")
@@ -237,7 +234,6 @@ def _topic(record: Record) -> str:
 
 
 def _real_topic(record: Record) -> str:
-    """Returns the target topic of a record."""
     topic = _topic(record)
     return decode_properties(record.properties).get(names.REAL_TOPIC, "") if topic in _WAITING_TOPICS else topic
 

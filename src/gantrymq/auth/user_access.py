@@ -19,7 +19,6 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.signatures import signature_problem
 
-#: Limit of the cached decisions.
 _CACHE_LIMIT = 10_000
 
 

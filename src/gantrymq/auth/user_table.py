@@ -47,10 +47,7 @@ class UserTable:
         self.generation = 0
 
     def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
-        """Loads the file, and creates the configured super users if they do not exist.
-
-        Raises ConfigError for an invalid user in the configuration.
-        """
+        """Loads the file and creates missing configured super users. Raises ConfigError if one of these is invalid."""
         if content is not None:
             self.users, self.acls = tables_of(content)
         for key, text, name_key, password_key in (
@@ -145,10 +142,7 @@ class UserTable:
         return None if acl is None else acl.info(subject_of(username))
 
     def list_acls(self, subject_filter: str, resource_filter: str) -> list[AclInfo]:
-        """Returns the policies of subjects that contain `subject_filter`.
-
-        Includes only entries whose resource contains `resource_filter`.
-        """
+        """Returns the policies of matching subjects, with the entries whose resource contains `resource_filter`."""
         found = []
         for username in sorted(self.acls):
             subject = subject_of(username)

@@ -43,10 +43,7 @@ class User:
         object.__setattr__(self, "signer", Signer(self.password))
 
     def changed(self, info: UserInfo) -> User:
-        """Returns a copy with the values of `info`. Empty values keep the old ones.
-
-        Raises ValueError for an unknown type or status.
-        """
+        """Returns a copy with the non-empty values of `info`. Raises ValueError for an unknown type or status."""
         return replace(
             self,
             password=info.password or self.password,

@@ -1,7 +1,4 @@
-"""Runs a job repeatedly on the event loop, even if it raises.
-
-Decision record: docs/decisions/background-jobs.md.
-"""
+"""Runs a job repeatedly on the event loop, even if it raises. Decision record: docs/decisions/background-jobs.md."""
 
 from __future__ import annotations
 

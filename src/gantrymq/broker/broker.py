@@ -1,7 +1,4 @@
-"""Broker: builds the features of a broker, starts them in order and stops them in the opposite order.
-
-Source: BrokerController.
-"""
+"""Broker: builds the features, starts them in order and stops them in the opposite order. Source: BrokerController."""
 
 from __future__ import annotations
 

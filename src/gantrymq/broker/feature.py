@@ -31,10 +31,7 @@ class Feature:
         """Stops the work of a master. From now on, the log and the tables are copies of the master's."""
 
     async def stand_in(self) -> None:
-        """Starts the work of an acting master, a slave in place of its master. `become_slave` ends it.
-
-        Other brokers store the messages of an acting master.
-        """
+        """Starts the work of an acting master, until `become_slave`. Other brokers store its messages."""
 
     def save(self) -> None:
         """Writes unsaved changes when the broker stops. `TablePersistence` writes earlier ones. Raises StoreError."""

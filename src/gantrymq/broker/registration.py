@@ -1,7 +1,4 @@
-"""Registration of the broker and its topics with every NameServer.
-
-Source: BrokerController.registerBrokerAll, BrokerOuterAPI.
-"""
+"""Registers the broker and its topics (BrokerController.registerBrokerAll, BrokerOuterAPI)."""
 
 from __future__ import annotations
 
@@ -98,10 +95,7 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Registers now and every `registerNameServerPeriod`. Registers changes at once.
-
-        Waits at most _START_WAIT_S for the first registrations.
-        """
+        """Registers now, each `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S at first."""
         self._is_started = True
         self._name_servers_changed()
         if self._config.broker_id < 0:
@@ -181,10 +175,7 @@ class Registration(Feature):
                 await self._unregister(address)
 
     def _connection_lost(self, address: str) -> None:
-        """Registers again soon, because a NameServer removes a broker whose connection is lost.
-
-        If the NameServer itself is down, the usual retries follow.
-        """
+        """Registers again soon: a NameServer removes a broker with a lost connection. If it is down, retries follow."""
         server = self._servers.get(address)
         if server is not None and server.is_registered:
             server.is_registered, server.everything = False, True
@@ -226,10 +217,7 @@ class Registration(Feature):
         return 0.0 if server.topics or server.everything else self._period_s
 
     async def _send_registration(self, server: _NameServer, names: Collection[str] | None) -> None:
-        """Registers these topics, or all if `names` is None. Raises GantryError.
-
-        A NameServer keeps the topics that a registration does not contain.
-        """
+        """Registers these topics, or all for None. A NameServer keeps the others. Raises GantryError."""
         table = self._topics.table
         known = table.topic_config_table
         topics = known.copy() if names is None else {name: known[name] for name in names if name in known}

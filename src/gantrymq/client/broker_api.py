@@ -183,10 +183,7 @@ class BrokerApi:
         return route
 
     async def route_answer(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> RouteResponse:
-        """Requests the route of `topic` from one NameServer.
-
-        Raises RouteNotReady if the NameServer waits for brokers to register after its start.
-        """
+        """Requests the route from a NameServer. Raises RouteNotReady if it waits for brokers after its start."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         response = await self.remoting.invoke(name_server, request, timeout_ms)
@@ -295,10 +292,7 @@ class BrokerApi:
         filter_expression: tuple[str, str] = (SUBSCRIBE_ALL, EXPRESSION_TAG),
         timeout_ms: int = TIMEOUT_MS,
     ) -> PullResult:
-        """Pulls from `queue` at `offset` without waiting.
-
-        The filter is in the request: `group` needs no subscription.
-        """
+        """Pulls from `queue` at `offset` without waiting. The request has the filter: `group` needs no subscription."""
         subscription, expression_type = filter_expression
         header = PullMessageRequestHeader(
             consumer_group=group,
@@ -406,10 +400,7 @@ class BrokerApi:
         *,
         broker_name: str | None = None,
     ) -> int:
-        """Returns the offset of the first message stored at or after `timestamp_ms`.
-
-        Its precision is that of the store.
-        """
+        """Returns the offset of the first message stored at or after `timestamp_ms`, as precise as the store."""
         header = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms, bname=broker_name)
         return await self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_ms)
 

@@ -270,10 +270,7 @@ class ClientInstance:
             self._begin_greeting(address)
 
     def _disconnected(self, address: str) -> None:
-        """Records a lost connection.
-
-        The broker drops this client, so it gets a heartbeat as soon as it is reachable.
-        """
+        """Records a lost connection. The broker drops this client, so it gets a heartbeat as soon as possible."""
         self._announced.discard(address)
         self._greeted.discard(address)
         topics = self._topics_of_broker(address)

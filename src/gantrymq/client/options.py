@@ -178,10 +178,7 @@ def in_order(options: Any) -> list[Field[Any]]:
 
 
 def default_text(each: Field[Any]) -> str:
-    """Returns the default of an option as text for the documentation.
-
-    It is empty if there is no or an empty default.
-    """
+    """Returns an option's default as text for the documentation. Empty if there is no default or an empty one."""
     if each.default in (MISSING, None, "", ()):
         return ""
     if isinstance(each.default, Enum):
@@ -190,7 +187,6 @@ def default_text(each: Field[Any]) -> str:
 
 
 def _documentation(options: Any) -> str:
-    """Returns the docstring of a constructor."""
     lines = ["Raises ClientError or IllegalMessage if a value is not possible. Opens no connection.", "", "Args:"]
     for each in in_order(options):
         default = f" Default: {default_text(each)}." if default_text(each) else ""

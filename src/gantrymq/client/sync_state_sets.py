@@ -20,10 +20,7 @@ class SyncStateSetSeen(NamedTuple):
 
 
 async def sync_state_set(admin: AdminClient, broker_name: str, config: Mapping[str, str]) -> SyncStateSetSeen | None:
-    """Requests the in-sync set from the controllers in a broker's configuration, until one responds.
-
-    Returns None for a broker without controllers.
-    """
+    """Requests the in-sync set from a broker's controllers, until one responds. None without controllers."""
     controllers = [address.strip() for address in config.get("controllerAddr", "").split(";") if address.strip()]
     if config.get("enableControllerMode") != "true" or not controllers:
         return None

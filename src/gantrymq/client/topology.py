@@ -19,7 +19,6 @@ from gantrymq.protocol.topic_name import is_system_topic
 
 #: Interval of requests for a broker's topics, which can be thousands, s.
 TOPICS_INTERVAL_S = 10.0
-#: Brokers that are requested at the same time.
 MAX_CONCURRENT = 32
 
 
@@ -72,10 +71,7 @@ class Topology:
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def look(self) -> list[BrokerState]:
-        """Returns every registered broker, sorted by cluster, name and id.
-
-        Raises a GantryError if no NameServer responds.
-        """
+        """Returns every registered broker by cluster, name and id. Raises a GantryError if no NameServer responds."""
         info = await self._admin.cluster_info()
         brokers = [
             BrokerState(broker.cluster, name, broker_id, address)

@@ -73,10 +73,7 @@ class MessageType(IntEnum):
 
 @dataclass(slots=True)
 class TraceBean:
-    """One message in a trace.
-
-    `store_host` is HOST:PORT of its broker; `transaction_state` is Java's name of the state.
-    """
+    """One message in a trace. `store_host` is its broker's HOST:PORT; `transaction_state` is Java's name."""
 
     topic: str
     msg_id: str
@@ -197,10 +194,7 @@ class TraceDispatcher:
         self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=FLUSH_INTERVAL_S)
 
     def append(self, context: TraceContext) -> bool:
-        """Adds a context.
-
-        Call it in the event loop. Returns False if too many are pending; the context is then dropped.
-        """
+        """Adds a context, in the event loop. Returns False, and drops the context, if too many are pending."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:

@@ -1,7 +1,4 @@
-"""Traces of a client: a middleware around sends, and a wrapper of handlers.
-
-Source: `SendMessageTraceHookImpl`, `ConsumeMessageTraceHookImpl`.
-"""
+"""Traces: middleware and a handler wrapper (`SendMessageTraceHookImpl`, `ConsumeMessageTraceHookImpl`)."""
 
 from __future__ import annotations
 

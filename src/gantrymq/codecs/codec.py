@@ -54,19 +54,13 @@ class Codec(ABC, Generic[T]):
             raise CodecError(f"{type(value).__name__} as JSON: {e}") from e
 
     def message(self, topic: str, value: T, **options: Unpack[MessageOptions]) -> Message:
-        """Returns a message with this value.
-
-        `options` are arguments of Message. Raises CodecError or IllegalMessage.
-        """
+        """Returns a message with this value. `options` are those of Message. Raises CodecError or IllegalMessage."""
         message = Message(topic, self.encode(value), **options)
         message.properties.setdefault(CONTENT_TYPE, self.content_type)
         return message
 
     def value(self, message: MessageExt) -> T:
-        """Decodes the value of a received message.
-
-        Raises CodecError, with the position of the message, and the errors of reading its `body`.
-        """
+        """Decodes a received value. Raises CodecError with the message's position, and the errors of `body`."""
         data = message.body
         try:
             return self.decode(data)

@@ -76,7 +76,6 @@ class Replicas:
         return len(self._sets)
 
     def __iter__(self) -> Iterator[BrokerSet]:
-        """Yields the broker sets that have brokers."""
         return (each for each in list(self._sets.values()) if each.replicas)
 
     def load(self, sets: Iterable[BrokerSet]) -> None:

@@ -23,10 +23,7 @@ _encode = msgspec.json.encode
 
 
 def load_flights() -> pd.DataFrame:
-    """Returns one row per flight, ordered by scheduled hour (UTC). `id` is the number of the row.
-
-    `tailnum` is empty if it is unknown.
-    """
+    """Returns one row per flight by scheduled hour (UTC). `id` is the row's number. An unknown `tailnum` is empty."""
     import pandas as pd
 
     table = pd.read_csv(_data_file("flights.csv.zip"))

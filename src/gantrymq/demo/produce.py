@@ -71,10 +71,7 @@ async def send_flights(
     stop: threading.Event,
     on_sent: Callable[[int], None],
 ) -> None:
-    """Sends the flights that `state` hasn't recorded as sent, and records them.
-
-    `on_sent` is called with the number of flights sent so far.
-    """
+    """Sends the flights that `state` has not recorded, and records them. `on_sent` gets the number sent so far."""
     async with Producer(namesrv_addr, GROUP) as producer:
         queues = await producer.queues(topic)
         on_sent(state.progress.sent)

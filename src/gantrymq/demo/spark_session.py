@@ -20,10 +20,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 def start_spark(scratch: Path, log: Path) -> SparkSession:
-    """Returns a session with the data source registered.
-
-    Temporary files are in `scratch`. Spark's output goes to the file `log`.
-    """
+    """Returns a session with the data source. Temporary files are in `scratch`, Spark's output in the file `log`."""
     scratch.mkdir(parents=True, exist_ok=True)
     with _stderr_in(log):
         spark = _session(scratch)

@@ -50,10 +50,7 @@ _operations: list[_Run] = []
 
 
 def matcher(program: Program, look_ups: int) -> Callable[[bytes], bool]:
-    """Returns a function that evaluates a condition on the property bytes of a message, as in its record.
-
-    `look_ups` is the number of property look-ups.
-    """
+    """Returns a function that tests a record's property bytes. `look_ups` is the number of property look-ups."""
     return partial(_matches_many if look_ups > _MANY else _matches, _operations[program[0]], program)
 
 

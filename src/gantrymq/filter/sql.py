@@ -134,10 +134,7 @@ def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
 
 
 class CompiledFilters(dict[str, SqlFilter | str]):
-    """Cache of compiled expressions, or of their errors.
-
-    The oldest entries are evicted (`SelectorParser.PARSE_CACHE` has 100 entries).
-    """
+    """Cache of compiled expressions or their errors, oldest evicted (`SelectorParser.PARSE_CACHE` has 100 entries)."""
 
     characters = 0
 

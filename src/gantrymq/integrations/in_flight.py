@@ -111,10 +111,7 @@ class InFlightMessages:
             await self._consumer.change_invisible_time(message, _GIVEN_BACK_S)
 
     def drop(self, message: MessageExt) -> None:
-        """Stops to renew a message.
-
-        It is redelivered after its invisible duration, and finally becomes a dead letter.
-        """
+        """Stops renewing a message: it is redelivered after its invisible duration, at last as a dead letter."""
         self._in_flight.pop(message, None)
 
     async def _ack(self, message: MessageExt) -> None:

@@ -96,10 +96,7 @@ class IndexEntries(Protocol):
 
 
 class PlainSends(Protocol[Q]):
-    """Fast path for sends with known headers.
-
-    The key of a header is all of it except opaque number, born time and properties.
-    """
+    """Fast path for known headers. The key is all of a header except opaque number, born time and properties."""
 
     def handle(
         self, data: bytes, log: object, now_ms: int, born_host: bytes, /
@@ -144,9 +141,7 @@ class PlainSends(Protocol[Q]):
         """Removes all registered headers and the counts. Call `take_counts` before."""
         ...
 
-    def __len__(self) -> int:
-        """Returns the number of registered headers."""
-        ...
+    def __len__(self) -> int: ...
 
 
 class Native(Protocol):
@@ -155,10 +150,7 @@ class Native(Protocol):
     INTERFACE: int
 
     def Records(self, buffer: Buffer, bodies: bool, crc: bool, properties: Sequence[str], /) -> Records:
-        """Reads records.
-
-        Bodies, their CRC32 check and single properties are prepared in the same pass, if requested.
-        """
+        """Reads records. The same pass prepares bodies, their CRC32 check and single properties, if requested."""
         ...
 
     def ReceiveBuffer(self, size: int, /) -> ReceiveBuffer:

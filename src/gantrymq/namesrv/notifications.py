@@ -27,7 +27,6 @@ class Notifications:
         self._tasks = Tasks("telling a broker of the lowest id")
 
     def __len__(self) -> int:
-        """Returns the number of notifications in flight."""
         return len(self._tasks)
 
     def send(self, changes: Iterable[MinBrokerIdChange]) -> None:

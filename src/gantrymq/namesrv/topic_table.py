@@ -177,7 +177,6 @@ def _log_change(topic: str, old: BrokerQueues | None, new: BrokerQueues) -> None
 
 
 def _text(queues: BrokerQueues) -> str:
-    """Returns the text of Java's QueueData."""
     name, read, write, perm, flag = queues
     return (
         f"QueueData [brokerName={name}, readQueueNums={read}, writeQueueNums={write}, perm={perm}, topicSysFlag={flag}]"

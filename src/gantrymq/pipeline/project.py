@@ -39,10 +39,7 @@ def templates() -> dict[str, Traversable]:
 
 
 def local_uri(path: Path) -> str:
-    """Returns the URI of a path for Spark.
-
-    Raises ConfigError for a path with a space or another character that URIs escape.
-    """
+    """Returns the URI of a path for Spark. Raises ConfigError for a space or another character that URIs escape."""
     if not _GOOD_PATH.fullmatch(str(path)):
         raise ConfigError(f"{path}: in a project's path Spark takes no spaces, quotes, semicolons, #, % and the like")
     return f"file://{path}"

@@ -1,7 +1,4 @@
-"""The message classes that users see: Message (to send), MessageExt (received) and MessageQueue.
-
-Source: common/message/Message, MessageExt, MessageQueue.
-"""
+"""The public classes Message (to send), MessageExt (received) and MessageQueue. Source: common/message."""
 
 from __future__ import annotations
 

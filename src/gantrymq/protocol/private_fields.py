@@ -1,7 +1,4 @@
-"""Header fields that only GantryMQ's programs write. Apache's clients and servers ignore them.
-
-The fields of exactly-once writes are in `row_ids.py`.
-"""
+"""Header fields of GantryMQ's programs, which Apache's ignore. Those of exactly-once writes: `row_ids.py`."""
 
 #: In a send request: the client's timeout, in ms. Without it a broker assumes 3000, the default of
 #: `DefaultMQProducer.sendMsgTimeout`. Clients omit it for 3000 and round other values, because the native code caches

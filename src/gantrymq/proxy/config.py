@@ -178,10 +178,7 @@ class ProxyConfig(TlsConfig):
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
 
     def credentials(self) -> Credentials | None:
-        """Returns the keys of the proxy's own requests; None if none are configured.
-
-        Raises ConfigError for an invalid value.
-        """
+        """Returns the keys of the proxy's own requests; None if not configured. Raises ConfigError if invalid."""
         if not self.inner_client_authentication_credentials.strip():
             return None
         try:
@@ -200,10 +197,7 @@ SECRET_KEYS = frozenset({"innerClientAuthenticationCredentials", "tlsKeyPassword
 
 
 def load_json(path: Path) -> dict[str, str]:
-    """Returns the keys of a file such as rmq-proxy.json with their values as text.
-
-    Raises ConfigError if the file is not a JSON object.
-    """
+    """Returns the keys and text values of a file such as rmq-proxy.json. Raises ConfigError if it is no JSON object."""
     try:
         values: Any = json.loads(read_properties(path))
     except ValueError as e:

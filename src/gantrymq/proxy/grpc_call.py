@@ -332,7 +332,6 @@ class GrpcCall:
             incomplete.request(self, lacking, monotonic())
 
     def _forget_buffer(self) -> bytearray:
-        """Empties the buffer and returns its content."""
         buffer = self._buffer
         if buffer:
             self._service.incomplete_messages.buffered_bytes -= len(buffer)
@@ -403,10 +402,7 @@ class GrpcCall:
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _request(self, payload: Payload) -> tuple[Message, int]:
-        """Returns a request that its client may make, and its memory, which is counted instead of the payload's.
-
-        Raises ProxyError or GrpcError.
-        """
+        """Returns a permitted request and its memory, which replaces the payload's. Raises ProxyError or GrpcError."""
         guard = self._service.guard
         user = await guard.authenticate(self) if guard is not None else None
         if user is not None:
@@ -440,7 +436,6 @@ class GrpcCall:
             await self.next_slice()
 
     def _recount(self, former: int, memory: int) -> None:
-        """Replaces reserved memory by another amount."""
         self._release(former)
         self._reserve(memory)
 
@@ -454,7 +449,6 @@ class GrpcCall:
         self._reserved += memory
 
     def _half_closed(self) -> None:
-        """Records that the client sends no more messages."""
         self._is_half_closed = True
         self._wake()
         if self._task is None and self._waiting is None:

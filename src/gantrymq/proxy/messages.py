@@ -241,10 +241,7 @@ def _inflate(inflater: zlib._Decompress, body: bytes, max_size: int) -> bytes:
 
 
 def _gzip_header_size(body: bytes) -> int:
-    """Returns the size of the header before the compressed data, bytes (RFC 1952, 2.3).
-
-    The header is complete, because the body has been decompressed before.
-    """
+    """Returns the header's size in bytes (RFC 1952, 2.3). It is complete, as the body was decompressed before."""
     flags, at = body[3], 10
     if flags & 4:
         at += 2 + int.from_bytes(body[at : at + 2], "little")

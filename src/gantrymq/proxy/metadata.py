@@ -154,10 +154,7 @@ class Metadata:
         return await self._users.get(username)
 
     def cached_user(self, username: str) -> tuple[bool, User | None]:
-        """Returns True and the cached result of `user`, or False and None.
-
-        If nothing is cached, it is requested from a broker in the background.
-        """
+        """Returns True and the cached `user`, or False and None. In the latter case, requests it in the background."""
         return self._users.cached(username)
 
     async def acl(self, username: str) -> Acl | None:

@@ -58,10 +58,7 @@ def _complete_producer(settings: Settings, config: ProxyConfig) -> None:
 
 
 def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> None:
-    """Adds the group's settings. They override the client's own.
-
-    If no broker has the group, the client's settings override the defaults of a new group.
-    """
+    """Adds the group's settings, which override the client's. If no broker has the group, the client's count."""
     added = Settings()
     subscription = added.subscription
     subscription.receive_batch_size = config.grpc_client_consumer_long_polling_batch_size

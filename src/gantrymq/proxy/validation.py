@@ -1,7 +1,4 @@
-"""Checks of names, tags and times in clients' requests (`GrpcValidator`, client/Validators).
-
-Error codes and texts are Java's.
-"""
+"""Checks of names, tags and times in requests (`GrpcValidator`, client/Validators), with Java's codes and texts."""
 
 from __future__ import annotations
 

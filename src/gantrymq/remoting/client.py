@@ -93,10 +93,7 @@ class RemotingClient:
             raise
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends `request` and returns the response, whatever its code.
-
-        `timeout_ms` includes the time to connect. Raises a RemotingError.
-        """
+        """Returns the response, whatever its code. `timeout_ms` includes the connect time. Raises a RemotingError."""
         asked_ms = timeout_ms
         connection = self._connections.get(address)
         if connection is None or connection.is_closed:

@@ -263,7 +263,6 @@ class Connection(FlowControl):
             self._frames.received(self, reader.frame_number, reader.frame_length, reader.buffered_bytes)
 
     def _flush(self) -> None:
-        """Writes the responses of the current read."""
         batch, self._batch = self._batch, None
         size, self._batch_bytes = self._batch_bytes, 0
         if batch and self._transport is not None:
@@ -327,10 +326,7 @@ class Connection(FlowControl):
             self._handled_at = request.received_at
 
     def reply(self, request: RemotingCommand, reply: RemotingCommand | Buffers) -> None:
-        """Sends the response to `request`, in its header encoding.
-
-        Does nothing if the request is one-way or the connection is closed.
-        """
+        """Sends the response to `request`, in its header encoding. Ignores one-way requests and closed connections."""
         if request.flag & ONEWAY_FLAG or self._closing or self._transport is None:
             if self.latencies is not None:
                 code = reply.code if isinstance(reply, RemotingCommand) else ResponseCode.SUCCESS

@@ -186,10 +186,7 @@ class IncompleteFrames:
             self._is_oldest_next = not self._is_oldest_next
 
     def _free_bytes(self, frame: _Frame, now: float) -> bool:
-        """Frees quota for `frame` by closing stalled ones. Returns false if it is not enough.
-
-        A frame that has stalled itself cannot displace others.
-        """
+        """Closes stalled frames for `frame`, unless it stalled itself. Returns false if the quota is not enough."""
         while self.counted - frame.held + frame.length > self._limit_of_read:
             stalled = [
                 other

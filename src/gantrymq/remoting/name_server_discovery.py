@@ -20,10 +20,7 @@ def is_discovery_url(name_servers: str) -> bool:
 
 
 def discovery_url(domain: str, subgroup: str = "nsaddr") -> str:
-    """Returns the URL for Java's `rocketmq.namesrv.domain` and `rocketmq.namesrv.domain.subgroup`.
-
-    Default port: 8080.
-    """
+    """Returns the URL for Java's `rocketmq.namesrv.domain` and `rocketmq.namesrv.domain.subgroup`. Port: 8080."""
     host = domain if ":" in domain else f"{domain}:8080"
     return f"http://{host}/rocketmq/{subgroup}"
 

@@ -41,10 +41,7 @@ class RpcLatency:
         result: str = SUCCESS,
         count: int = 1,
     ) -> None:
-        """Counts `count` requests that took this time.
-
-        If `is_late` is true, the response was not ready when the handler of the request ended.
-        """
+        """Counts `count` requests of this latency. `is_late`: the response was not ready when the handler ended."""
         key = (request_code, response_code, is_late, result)
         histogram = self._latencies.get(key)
         if histogram is None:

@@ -1,8 +1,4 @@
-"""Signs requests, and checks the signatures of received requests.
-
-`protocol/acl_signature` defines the signed bytes.
-Source: acl/common/AclClientRPCHook.
-"""
+"""Signs requests and checks signatures of the bytes in `protocol/acl_signature` (acl/common/AclClientRPCHook)."""
 
 from __future__ import annotations
 

@@ -130,10 +130,7 @@ def client_context(config: TlsConfig) -> tls.SSLContext | None:
 
 
 def limit_context(context: tls.SSLContext, config: TlsConfig) -> None:
-    """Limits a context to `tls.protocols` and `tls.ciphers`. Raises ConfigError.
-
-    As in Java, a version without any of the ciphers is off.
-    """
+    """Applies `tls.protocols` and `tls.ciphers`. As in Java, a version without ciphers is off. Raises ConfigError."""
     protocols = _names(config.tls_protocols)
     ciphers = {_openssl_name(name): name for name in _names(config.tls_ciphers)}
     if not protocols and not ciphers:

@@ -74,10 +74,7 @@ class Epochs:
         return bool(self._epochs and other._epochs) and self._epochs[-1].number < other._epochs[0].number
 
     def truncate_from(self, offset: int, known: Collection[Epoch] = ()) -> bool:
-        """Drops the epochs that begin at `offset` or later, except those in `known`, because the log ends there.
-
-        Returns true if any were dropped.
-        """
+        """Drops the epochs from `offset` on, where the log ends, but not those in `known`. Returns true if any."""
         before = self._epochs
         self._epochs = [epoch for epoch in before if epoch.start_offset < offset or epoch in known]
         return len(self._epochs) < len(before)

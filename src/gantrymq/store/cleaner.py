@@ -1,7 +1,4 @@
-"""Deletes expired files in short rounds: log files first, then their entries in queues and index.
-
-`retention` decides which files expire.
-"""
+"""Deletes expired files (see `retention`) in short rounds: log files first, then their entries in queues and index."""
 
 from __future__ import annotations
 
@@ -72,10 +69,7 @@ class Cleaner:
         return goes_on or bool(self.stale) or bool(self._trash)
 
     def _delete_log(self, now_ms: int) -> bool:
-        """Deletes the oldest log file if it has expired. Returns whether more files may follow.
-
-        Raises OSError or StoreError.
-        """
+        """Deletes the oldest log file if it expired. Returns whether more may follow. Raises OSError or StoreError."""
         config = self._config
         used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)

@@ -161,10 +161,7 @@ class CommitLog:
         return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
 
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """Returns the record at this offset.
-
-        Raises RecordError if no record starts there, StoreError if the offset is outside of the log.
-        """
+        """Returns the record at this offset. Raises RecordError if none starts there, StoreError outside the log."""
         found = self.view_at(physical_offset)
         if found is None:
             raise self._outside(physical_offset)
@@ -183,10 +180,7 @@ class CommitLog:
         return bytes(view[physical_offset - base : physical_offset - base + size])
 
     def store_time(self, physical_offset: int) -> int:
-        """Returns the store timestamp of the record at this offset, in milliseconds; -1 if there is none.
-
-        Source: `pickupStoreTimestamp`.
-        """
+        """Returns the store timestamp of a record, in ms; -1 if none is at this offset (`pickupStoreTimestamp`)."""
         found = self.view_at(physical_offset)
         if found is None:
             return -1

@@ -32,10 +32,7 @@ _PROBE = 204 * UNIT_SIZE
 
 
 class ConsumeQueue(QueueFiles):
-    """The consume queue of one topic and queue id.
-
-    `max_offset` is the queue offset of the next message, `min_offset` that of the oldest message.
-    """
+    """The consume queue of a topic and queue id, with messages from `min_offset` to before `max_offset`."""
 
     __slots__ = ("_flushed_offset", "dirty", "min_offset", "queue_id", "recovered_end", "topic", "topic_bytes")
 
@@ -110,10 +107,7 @@ class ConsumeQueue(QueueFiles):
     # -- writing ------------------------------------------------------------------------------------------------
 
     def skip_to(self, offset: int) -> None:
-        """Makes `offset` the queue offset of the next unit. Fills the gap before it with fillers.
-
-        Raises as `preallocate` does; the caller may try again.
-        """
+        """Writes fillers up to `offset`, the next unit's queue offset. Raises as `preallocate`; can be repeated."""
         is_empty = self.min_offset == self.max_offset
         if not self.max_offset:
             self.max_offset = self.min_offset = self._flushed_offset = self._place(offset)[0] // UNIT_SIZE
@@ -293,10 +287,7 @@ class ConsumeQueue(QueueFiles):
         self._needed = 0
 
     def drop_from(self, physical_offset: int) -> None:
-        """Deletes the units of records from this physical offset on. Raises StoreError.
-
-        No thread may preallocate or flush files at the same time.
-        """
+        """Deletes units from this physical offset on, while no thread preallocates or flushes. Raises StoreError."""
         offset = self.count_before(physical_offset)
         if offset < self.max_offset:
             self.cut(offset)

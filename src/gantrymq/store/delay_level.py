@@ -23,10 +23,7 @@ _MOST_DIGITS = 10
 
 
 def parse_delay_levels(levels: str) -> list[int]:
-    """Returns the delays of the levels 1, 2, ... in milliseconds. Raises ConfigError.
-
-    `levels` is the value of `messageDelayLevel`, such as `1s 5s 1m`.
-    """
+    """Parses `messageDelayLevel`, such as `1s 5s 1m`: the delays of levels 1, 2, ... in ms. Raises ConfigError."""
     delays_ms = []
     for level in levels.split():
         number, unit = level[:-1], level[-1]
@@ -37,10 +34,7 @@ def parse_delay_levels(levels: str) -> list[int]:
 
 
 def tags_code_of(record: Record, delays_ms: Sequence[int]) -> int:
-    """Returns the tags code of a record's queue unit.
-
-    It is the hash of TAGS or, for a delayed message, the delivery time.
-    """
+    """Returns the tags code of a record's unit: the hash of TAGS or, for a delayed message, the delivery time."""
     if record.topic == _SCHEDULE_TOPIC:
         level = find_property(record.properties, _DELAY)
         if level is not None and level.isdigit() and int(level) > 0 and delays_ms:

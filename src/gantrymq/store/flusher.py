@@ -89,10 +89,7 @@ class Flusher:
 
 
 class LogFlusher(Flusher):
-    """Flushes the commit log, immediately if a caller waits.
-
-    If a flush fails, the log rejects records until one succeeds.
-    """
+    """Flushes the log, at once if a caller waits. After a failed flush, it rejects records until one succeeds."""
 
     def __init__(self, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         super().__init__("log flusher", commit_log, interval_s, report)

@@ -1,7 +1,4 @@
-"""Checks the length fields of a record that arrives in pieces.
-
-The result is the number of bytes needed, or the reason why the data is not a record.
-"""
+"""Checks the length fields of a record that arrives in pieces. Returns the bytes needed, or why it is none."""
 
 from __future__ import annotations
 

@@ -43,10 +43,7 @@ Entry = tuple[int, int, int]
 
 
 class IndexHeader(NamedTuple):
-    """The header of an index file. Timestamps are store timestamps in milliseconds.
-
-    All records up to the one at `end_phy_offset` have been read.
-    """
+    """Header of an index file. Store timestamps are in ms. Records up to the one at `end_phy_offset` have been read."""
 
     begin_timestamp: int
     end_timestamp: int
@@ -57,10 +54,7 @@ class IndexHeader(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """An entry of an index file.
-
-    `timestamp` is in milliseconds. `previous` is the number of the next older entry of the slot; 0 if there is none.
-    """
+    """Entry of an index file. `timestamp` is in ms. `previous` is the number of the slot's next older entry, or 0."""
 
     number: int
     hash: int

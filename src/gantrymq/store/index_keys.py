@@ -22,10 +22,7 @@ TAGS_PREFIX = b"T#"
 
 
 class KeyHash:
-    """Computes the hash of `topic#key`: `abs(String.hashCode())`, or 0 if Java's abs overflows.
-
-    Source: `indexKeyHashMethod`.
-    """
+    """Hashes `topic#key`: `abs(String.hashCode())`, or 0 if Java's abs overflows. Source: `indexKeyHashMethod`."""
 
     def __init__(self) -> None:
         #: The cached contributions of the starts of keys, at most _MAX_HEADS.

@@ -108,10 +108,7 @@ class KeyLookup:
         return found[::-1]
 
     def _read(self, physical_offset: int) -> tuple[bytes, bytes]:
-        """Returns topic and properties of the record at this offset; empty if there is no record.
-
-        The body is not read, because it can be large.
-        """
+        """Returns topic and properties of the record at this offset, or empty. Skips the body: it can be large."""
         found = self._log.view_at(physical_offset)
         if found is None:
             return b"", b""

@@ -123,10 +123,7 @@ class LogFiles:
         return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
 
     def end_at(self, end: int) -> None:
-        """Deletes the files after the one that contains `end`. Creates the directory if it is missing.
-
-        Raises StoreError or OSError.
-        """
+        """Deletes the files after the one that contains `end`. Creates the directory. Raises StoreError or OSError."""
         after = [self._table.pop(base) for base in sorted(self._table) if base > end]
         # Delete the last file first, so that a power failure leaves no gap.
         for file in reversed(after + self._behind_gap):
@@ -171,10 +168,7 @@ class LogFiles:
         return file
 
     def sync(self, file: MappedFile) -> None:
-        """Flushes a file and the directory entries of new files.
-
-        Raises OSError or SyncFailed as `MappedFile.sync` does.
-        """
+        """Flushes a file and new files' directory entries. Raises OSError or SyncFailed as `MappedFile.sync` does."""
         file.sync()
         count = len(self._new)
         if count and self._directory_fd is not None:

@@ -1,7 +1,4 @@
-"""Preallocates space at the end of the commit log: the next file, and blocks on disk.
-
-A thread does this before the space is needed.
-"""
+"""Preallocates space at the end of the commit log in a thread: the next file, and blocks on disk."""
 
 from __future__ import annotations
 

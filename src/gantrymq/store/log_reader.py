@@ -75,10 +75,7 @@ class LogReader(Iterable[Record]):
         self._needs_crc = needs_crc
 
     def runs(self) -> Runs | None:
-        """Returns the next records, as many as one call can read.
-
-        If it returns None, use the iterator for the next one.
-        """
+        """Returns the next records, as many as one call reads; None if only the iterator can read the next one."""
         found = self._log.view_at(self.end)
         if found is None:
             return None

@@ -1,7 +1,4 @@
-"""Scans the log for records that contain certain bytes.
-
-Takes 1 us per record, because it does not decode the others.
-"""
+"""Scans the log for records that contain certain bytes. Takes 1 us per record, as it decodes no others."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ def look_for_records(commit_log: CommitLog, mark: bytes, start: int) -> Iterator
 
 
 def start_of(commit_log: CommitLog, timestamp_ms: int) -> int:
-    """Returns the start of the last file whose first record was stored at or before this time.
-
-    If there is none, returns the start of the log.
-    """
+    """Returns the start of the last file that begins at or before this store time, or else the log's start."""
     first, file_size = commit_log.min_offset, commit_log.file_size
     for base in range(commit_log.position // file_size * file_size, first, -file_size):
         if 0 < commit_log.store_time(base) <= timestamp_ms:

@@ -44,10 +44,7 @@ class MappedFile:
         self.fd: int | None = None
 
     def open(self) -> None:
-        """Opens the file and keeps its descriptor. Extends a missing or short file to `size` bytes.
-
-        Raises StoreFull or StoreError.
-        """
+        """Opens the file; extends a missing or short one to `size` bytes. Raises StoreFull or StoreError."""
         if self.fd is None:
             try:
                 self.fd = _open_sized(self.path, self.size)

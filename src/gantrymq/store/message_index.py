@@ -80,10 +80,7 @@ class MessageIndex:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def open(self, flushed_timestamp: int, *, was_aborted: bool) -> None:
-        """Finds the files and deletes invalid ones. `flushed_timestamp` is that of the checkpoint.
-
-        Raises StoreError if the directory can't be used.
-        """
+        """Opens the files and deletes invalid ones. `flushed_timestamp` is the checkpoint's. Raises StoreError."""
         self.flushed_timestamp = flushed_timestamp
         paths = index_paths(self._directory)
         try:
@@ -256,10 +253,7 @@ class MessageIndex:
         self._files.append(following)
 
     def _next_name(self) -> str:
-        """Returns the current local time as a file name, as in Java, or the last name plus one if that is later.
-
-        The names define the order of the files.
-        """
+        """Returns the local time as a file name, as in Java, or the last name plus one if later: names are in order."""
         now = clock.time()
         name = clock.strftime("%Y%m%d%H%M%S", clock.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:
@@ -324,10 +318,7 @@ class MessageIndex:
             self._unflushed.popleft()
 
     def forget_before(self, physical_offset: int) -> list[Path]:
-        """Removes the files whose records are all before this physical offset, except the last file.
-
-        Returns their paths; the caller deletes them.
-        """
+        """Removes files before this physical offset, but not the last. Returns the paths, which the caller deletes."""
         paths = []
         while len(self._files) > 1 and self._files[0].end_phy_offset < physical_offset:
             file = self._files.pop(0)

@@ -249,10 +249,7 @@ class MessageStore:
             self._threads.queue_flusher.flush_soon()
 
     def delete_queues_before(self, topic: str, physical_offset: int) -> list[ConsumeQueue]:
-        """Deletes the queues of a topic that have only messages before this physical offset. Returns them.
-
-        Raises StoreError.
-        """
+        """Deletes and returns the queues of a topic that have only messages before this offset. Raises StoreError."""
         old = [
             queue
             for queue in self._queues.of_topic(topic)
@@ -302,10 +299,7 @@ class MessageStore:
             self._log.take_in_turn()
 
     def open_wait_queue(self) -> None:
-        """Lets the waiting callers retry.
-
-        A caller that gets StoreBusy again comes before later ones with the same need.
-        """
+        """Lets the waiting callers retry. On StoreBusy, a caller stays before later ones with the same need."""
         self._preallocation.has_wait_queue = False
 
     def end_wait_queue(self, *, anew: bool = False) -> None:
@@ -441,10 +435,7 @@ class MessageStore:
         return self._log.slice(physical_offset, max_bytes)
 
     def bytes_at(self, physical_offset: int, size: int) -> bytes:
-        """Returns `size` bytes of the log, where a queue unit points to.
-
-        Returns fewer at the end, none outside of the log.
-        """
+        """Returns `size` bytes of the log, at a queue unit's offset: fewer at the end, none outside of the log."""
         found = self._log.view_at(physical_offset)
         if found is None:
             return b""
@@ -452,10 +443,7 @@ class MessageStore:
         return bytes(view[physical_offset - base : physical_offset - base + size])
 
     def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
-        """Yields the records that contain these bytes, from a physical offset on.
-
-        Raises RecordError if none starts there.
-        """
+        """Yields the records that contain these bytes, from an offset on. Raises RecordError if none starts there."""
         return records_with(self._log, mark, start)
 
     def look_for_records(self, mark: bytes, start: int) -> Iterator[Record | None]:

@@ -238,10 +238,7 @@ class QueueSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
-    """The content of a store according to names, sizes and headers of files.
-
-    `disk_bytes` counts allocated blocks, not file lengths.
-    """
+    """A store by names, sizes and headers of its files. `disk_bytes` counts allocated blocks, not file lengths."""
 
     root: Path
     in_use: bool

@@ -9,10 +9,7 @@ _WANTED = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """Raises the soft limit of descriptors as far as useful and allowed. Returns the resulting limit.
-
-    Call it only in a broker's own process.
-    """
+    """Raises the soft limit of descriptors, if useful and allowed. Returns it. Only for a broker's own process."""
     soft, hard = files.descriptor_limits()
     wanted = min(_WANTED, hard)
     if wanted > soft:

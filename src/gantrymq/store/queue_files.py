@@ -87,10 +87,7 @@ class QueueFiles:
     # -- preallocation ------------------------------------------------------------------------------------------
 
     def preallocate(self) -> None:
-        """Makes the position of the next unit writable.
-
-        Raises StoreBusy, StoreFull or StoreError as the log's method does.
-        """
+        """Makes the next unit's position writable. Raises StoreBusy, StoreFull or StoreError, as the log does."""
         self._need_file(1)
         base, at = self._place(self.max_offset)
         file = self._files[base]

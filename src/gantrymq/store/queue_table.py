@@ -59,10 +59,7 @@ class QueueTable:
         return None if queues is None else queues.get(queue_id)
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Returns the queue; creates it if needed. Its files are created with the first message.
-
-        Raises StoreError if the topic or id is invalid.
-        """
+        """Returns or creates the queue; the first message creates its files. Raises StoreError if it is invalid."""
         queues = self._table.get(topic)
         if queues is not None and (queue := queues.get(queue_id)) is not None:
             return queue

@@ -109,10 +109,7 @@ class Replica:
         self._wanted = self._repeated = 0
 
     def begin_at(self, physical_offset: int) -> None:
-        """Sets the start of an empty log to this offset, which is the start of a file.
-
-        Raises StoreError if the log has messages.
-        """
+        """Starts an empty log at this offset, the start of a file. Raises StoreError if the log has messages."""
         if self._log.position > self._log.min_offset:
             raise StoreError(f"the log has messages: it can't begin at {physical_offset}")
         self.begin_anew(physical_offset)
@@ -225,10 +222,7 @@ class Replica:
         return changed
 
     def _take_runs(self, buffer: bytes, at: int) -> int:
-        """Stores the next records with native code. Returns the number of bytes.
-
-        Returns 0 if the next records must be checked individually.
-        """
+        """Stores the next records with native code. Returns the bytes; 0 if they must be checked individually."""
         commit_log = self._log
         file_end = at + commit_log.file_size - commit_log.position % commit_log.file_size
         end = max(min(len(buffer), file_end - BLANK_SIZE), at)
@@ -379,10 +373,7 @@ class Replica:
             raise RecordError(str(e)) from e
 
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
-        """Makes `queue_offset` the next offset of the queue and returns the queue.
-
-        Raises RecordError if the offset is suspicious.
-        """
+        """Makes `queue_offset` the next offset of the queue and returns the queue. Raises RecordError in doubt."""
         if self._held.next_offset(queue) != queue.max_offset:
             # The queue is going to be replaced, so its pending units are written first.
             self._held.show(self._changed_queues)

@@ -30,10 +30,7 @@ class Retention:
         self.is_asked = False
 
     def plan(self, now_ms: int, used_percent: float) -> Cleaning:
-        """Returns the plan for a round.
-
-        `now_ms` is the time since the epoch. `used_percent` is the usage of the fullest disk of the store.
-        """
+        """Returns the plan for a round. `now_ms` is since the epoch. `used_percent` is that of the fullest disk."""
         config = self._config
         is_full = used_percent > config.disk_space_warning_level_ratio
         is_urgent = is_full or used_percent > config.disk_space_clean_forcibly_ratio
@@ -49,10 +46,7 @@ class Retention:
 
 
 def used_percent(path: Path) -> float:
-    """Returns the used share of the disk that contains `path`, in per cent, as `df` does. Raises OSError.
-
-    Blocks that are reserved for root count as used.
-    """
+    """Returns the used per cent of the disk of `path`, as `df` does, with root's reserved blocks. Raises OSError."""
     while not files.exists(path):
         path = path.parent
     usage = files.disk_use(path)

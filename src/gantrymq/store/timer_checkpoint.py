@@ -70,10 +70,7 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
 
 
 def of_slave(masters: bytes) -> TimerCheckpoint:
-    """Converts a master's checkpoint for a slave, whose own timer files are still empty.
-
-    Raises RecordError if the data is not a checkpoint.
-    """
+    """Converts a master's checkpoint for a slave, whose timer files are empty. Raises RecordError if it is invalid."""
     if len(masters) < _FIELDS.size:
         raise RecordError(f"a timer checkpoint of {len(masters)} bytes: it has {_FIELDS.size}")
     read_time_ms, _, queue_offset, _, _, timestamp, counter = _FIELDS.unpack_from(masters)

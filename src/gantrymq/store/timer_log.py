@@ -35,10 +35,7 @@ _BLANK = Struct(">iqI")
 
 
 class TimerEntry(NamedTuple):
-    """An entry of the timer log.
-
-    `slot_ms` is the time at which it is processed. `previous` is -1 at the end of a slot's chain.
-    """
+    """An entry of the timer log, processed at `slot_ms`. `previous` is -1 at the end of a slot's chain."""
 
     previous: int
     magic: int
@@ -103,10 +100,7 @@ class TimerLog:
         return _entry(files.pread(fd, ENTRY_SIZE, place % self._file_size))
 
     def nearest(self, place: int) -> int:
-        """Returns a position at or before `place` where an entry may start.
-
-        If `place` is not in the log, returns the start of the log.
-        """
+        """Returns a position at or before `place` where an entry may start; the log's start if `place` is not in it."""
         if not self.first <= place <= self.position:
             return self.first
         in_file = place % self._file_size

@@ -38,10 +38,7 @@ class Wait(NamedTuple):
 
 
 class TimerStore:
-    """The timer's files under a store's root directory. They are created with the first message.
-
-    Slots are `precision_ms` long.
-    """
+    """The timer's files under a store's root, created with the first message. Slots are `precision_ms` long."""
 
     def __init__(self, root: Path, precision_ms: int, roll_window_slots: int, log_file_size: int) -> None:
         #: The first slot that isn't delivered yet, in milliseconds.
@@ -171,10 +168,7 @@ class TimerStore:
     # -- adding messages ----------------------------------------------------------------------------------------
 
     def wait(self, due_ms: int, from_ms: int) -> Wait:
-        """Returns the slot for a record that arrives at `from_ms` and is due at `due_ms`.
-
-        The slot is at most one roll window after `from_ms`.
-        """
+        """Returns the slot of a record of `from_ms` that is due at `due_ms`: at most one roll window later."""
         precision_ms, window = self._precision_ms, self._roll_window_slots
         from_ms -= from_ms % precision_ms
         over_ms = due_ms - from_ms - window * precision_ms
@@ -188,10 +182,7 @@ class TimerStore:
     def add(
         self, wait: Wait, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
     ) -> None:
-        """Adds a record to its slot. Raises StoreFull or StoreError; the record is not added then.
-
-        With `takes_back`, the record cancels another message.
-        """
+        """Adds a record to its slot, or raises StoreFull or StoreError. With `takes_back`, it cancels a message."""
         magic = MAGIC_DEFAULT
         if wait.is_rolled:
             magic |= MAGIC_ROLL
@@ -222,10 +213,7 @@ class TimerStore:
         self.waiting += count
 
     def was_added(self, physical_offset: int) -> bool:
-        """Returns whether a record has been waiting since before the last start.
-
-        Call it once for each record from `queue_offset` on.
-        """
+        """Returns whether a record waited before the last start. Call it once per record from `queue_offset` on."""
         if physical_offset in self._already:
             self._already.remove(physical_offset)
             return True
@@ -340,10 +328,7 @@ class TimerStore:
         self._checkpoint = checkpoint
 
     def keep(self, masters: TimerCheckpoint) -> None:
-        """Stores the master's progress, for a slave that may become master.
-
-        Any thread may call this. Raises OSError.
-        """
+        """Stores the master's progress, for a slave that may become master. Thread-safe. Raises OSError."""
         save_timer_checkpoint(self._checkpoint_path, masters)
 
     def delete_before(self, min_physical_offset: int) -> None:

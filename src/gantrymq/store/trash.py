@@ -70,10 +70,7 @@ class Trash:
         self._directories.append((target, list(mapped)))
 
     def empty(self) -> None:
-        """Deletes the files in order, up to one that can't be deleted, then some content of the directories.
-
-        Raises StoreError; the caller may try again.
-        """
+        """Deletes files in order until one fails, then parts of the directories. Raises StoreError; can be repeated."""
         while self._paths:
             path = self._paths[0]
             try:
@@ -104,10 +101,7 @@ class Trash:
 
 
 def _is_gone(directory: Path, ends: float) -> bool:
-    """Deletes files until the time `ends`. Returns whether the directory is gone.
-
-    Undeletable files are tried again at the next start.
-    """
+    """Deletes files until `ends`. Returns whether the directory is gone. The next start retries undeletable files."""
     with suppress(OSError):
         for path in list(files.children(directory)):
             if files.is_directory(path):

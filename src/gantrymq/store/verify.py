@@ -107,7 +107,6 @@ class _Verifier:
         self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
 
     def run(self) -> Report:
-        """Runs all checks and returns the report."""
         report, log = self._report, self._log
         self._check_log_files()
         report.log_begin = report.log_end = log.min_offset
@@ -153,7 +152,6 @@ class _Verifier:
         return later[0].base if later else None
 
     def _read(self, reader: LogReader) -> None:
-        """Checks the records of `reader`."""
         records = iter(reader)
         reported = 0
         while True:

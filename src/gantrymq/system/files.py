@@ -1,7 +1,4 @@
-"""File functions: those of `os` for descriptors, and functions for paths.
-
-All raise OSError, as the functions of `os` and `pathlib` do.
-"""
+"""File functions: those of `os` for descriptors, others for paths. All raise OSError like `os` and `pathlib`."""
 
 from __future__ import annotations
 

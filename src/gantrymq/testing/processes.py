@@ -34,10 +34,7 @@ _READY = re.compile(rb"ready at (\S+)\n")
 
 
 class ServerProcess:
-    """One process of `gantry namesrv`, `controller`, `broker` or `proxy`.
-
-    Its configuration is in `directory`/conf, its log in `directory`/logs.
-    """
+    """A process of `gantry namesrv`, `controller`, `broker` or `proxy`. `directory` has conf and logs."""
 
     def __init__(
         self, command: str, name: str, directory: Path, properties: dict[str, str], pass_fds: Sequence[int]

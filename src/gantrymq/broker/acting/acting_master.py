@@ -56,7 +56,6 @@ class ActingMaster(Feature):
         self._remoting = context.remoting
         self._role_changes = role_changes
         self._master_uncertain = context.events.master_uncertain
-        #: Whether this broker is the acting master.
         self.is_acting = False
         #: Whether a change of the acting role failed and is incomplete.
         self._is_half = False
@@ -164,10 +163,7 @@ class ActingMaster(Feature):
             raise problem
 
     async def stand_back(self) -> None:
-        """Ends the acting role, because the master has reported that it is back.
-
-        Raises the errors of the features that change their role.
-        """
+        """Ends the acting role, because the master is back. Raises the errors of the features that change role."""
         self._not_before = monotonic() + _BACK_S
         async with self._changing:
             await self._act(False)
@@ -199,7 +195,6 @@ class ActingMaster(Feature):
         )
 
     def _count(self) -> None:
-        """Updates the number of replicas that a send can wait for."""
         if self._config.enable_slave_acting_master and self._config.broker_role is not BrokerRole.SLAVE:
             self._slave_count = len(self._replication.slaves())
             # This broker counts even if no NameServer lists it.

@@ -29,10 +29,7 @@ _TIMED = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 
 
 class EscapedMessage(NamedTuple):
-    """A message to send to any queue of `topic`.
-
-    `group` is the producer group, None if the message does not contain it.
-    """
+    """A message to send to any queue of `topic`. `group` is the producer group, None if the message has none."""
 
     topic: str
     group: str | None

@@ -1,7 +1,4 @@
-"""Requests about replication (`AdminBrokerProcessor`).
-
-These are EXCHANGE_BROKER_HA_INFO, GET_BROKER_HA_STATUS and RESET_MASTER_FLUSH_OFFSET.
-"""
+"""EXCHANGE_BROKER_HA_INFO, GET_BROKER_HA_STATUS and RESET_MASTER_FLUSH_OFFSET (`AdminBrokerProcessor`)."""
 
 from __future__ import annotations
 

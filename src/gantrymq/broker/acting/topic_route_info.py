@@ -20,7 +20,6 @@ from gantrymq.system.clock import monotonic
 _KNOWN_FOR_S = 30.0
 #: How long a broker is avoided after it failed to accept a message, in seconds.
 _AVOIDED_S = 30.0
-#: Maximum number of topics in the cache.
 _MOST_TOPICS = 1000
 
 

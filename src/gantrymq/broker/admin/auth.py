@@ -71,10 +71,7 @@ class AuthAdmin(Feature):
         return self._when_written(connection, request)
 
     def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns a user; the body is empty if the user doesn't exist.
-
-        A super user also gets the password, so that a slave can copy users.
-        """
+        """Returns a user, or an empty body. Super users also get the password, so that a slave can copy users."""
         user = self._users.users.get(_username(request))
         return RemotingCommand.response(body=b"" if user is None else encode_json(self._user_info(connection, user)))
 
@@ -126,10 +123,7 @@ class AuthAdmin(Feature):
         return info
 
     def _check_super(self, connection: Connection, user_type: str | None, what: str) -> None:
-        """Raises RequestRefused if a normal user tries to create, change or delete a super user.
-
-        Without access control, every client may do everything.
-        """
+        """Raises RequestRefused if a normal user changes a super user. Without access control, every client may."""
         if (user_type or "").lower() == UserType.SUPER.value.lower() and not self._access.is_super(connection):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"The super user can only be {what}d by super user")
 

@@ -157,10 +157,7 @@ def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copies every value except those that are read only at start.
-
-    A controller may have changed the role in the meantime.
-    """
+    """Copies every value but those read only at start. A controller may have changed the role meanwhile."""
     for field in fields(source):
         if property_key(field) not in READ_AT_START:
             setattr(target, field.name, getattr(source, field.name))

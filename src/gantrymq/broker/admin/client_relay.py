@@ -125,10 +125,7 @@ class ClientRelay(Feature):
     async def _statuses(
         self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
     ) -> RemotingCommand:
-        """Collects the offsets of the clients. Leaves out clients that don't respond in time, as Java does.
-
-        Java queries one client after the other.
-        """
+        """Collects the clients' offsets concurrently (Java: one by one), without clients that don't respond in time."""
         body = ConsumerStatusBody()
         size = 0
         deadline = asyncio.get_running_loop().time() + STATUS_LIMIT_S

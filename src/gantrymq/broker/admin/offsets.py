@@ -38,10 +38,7 @@ _NO_OFFSET = (None, -1)
 
 
 class OffsetAdmin(Feature):
-    """Handles requests about consumer offsets.
-
-    After a reset, the event `offsets_reset` has the topic, the group and the new offsets by queue id.
-    """
+    """Requests about offsets. After a reset, the event `offsets_reset` has topic, group and {queue id: offset}."""
 
     def __init__(self, context: BrokerContext, *, schedule: DelayLevels, relay: ClientRelay) -> None:
         self._long_requests = context.long_requests
@@ -165,10 +162,7 @@ class OffsetAdmin(Feature):
         return None
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the lowest offset of all groups, by queue id.
-
-        If that is higher than the offset of `compareGroup`, the value is Long.MAX_VALUE.
-        """
+        """Returns each queue's lowest offset of all groups, or Long.MAX_VALUE above that of `compareGroup`."""
         return self._long_requests.run(connection, request, self._correction_in_steps(request))
 
     def _correction_in_steps(self, request: RemotingCommand) -> Steps:

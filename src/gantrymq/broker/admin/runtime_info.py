@@ -281,10 +281,7 @@ def _rates(traffics: Sequence[Traffic], now: float) -> str:
 
 
 def _used_ratio(path: Path) -> float:
-    """Returns the used share of a partition. Blocks that are reserved for root count as used.
-
-    Source: `UtilAll.getDiskPartitionSpaceUsedPercent`.
-    """
+    """Returns a partition's used share, including root's reserve (`UtilAll.getDiskPartitionSpaceUsedPercent`)."""
     disk = files.disk_use(path)
     return disk.used / max(disk.used + disk.free, 1)
 

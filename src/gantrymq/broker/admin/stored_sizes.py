@@ -85,10 +85,7 @@ class StoredSizes:
 
 
 def total_size(units: bytes) -> int:
-    """Returns the sum of the sizes in units of a queue. Fillers do not count.
-
-    Uses an array, because a loop over the units takes ten times as long.
-    """
+    """Returns the sum of a queue's sizes in units, without fillers. An array is ten times as fast as a loop."""
     sizes = array("i", units)[_SIZE_AT::_INTS]
     if sys.byteorder == "little":
         sizes.byteswap()

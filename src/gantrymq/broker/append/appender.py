@@ -57,10 +57,7 @@ class EscapeRoute(Protocol):
 
 
 class Appender:
-    """Appends messages to the store of one broker.
-
-    `store_host` is the broker's address, encoded as in a record.
-    """
+    """Appends messages to the store of one broker. `store_host` is the broker's address, encoded as in a record."""
 
     def __init__(
         self,
@@ -115,10 +112,7 @@ class Appender:
         self._escape_bridge = bridge
 
     def begin_escape(self, record: Record, queue: ConsumeQueue, properties: bytes, reconsume_times: int) -> None:
-        """Starts to send a message to another broker before `append_again` is called for it.
-
-        Does nothing if `escapes` is false.
-        """
+        """Starts to send a message to another broker before `append_again` is called. Does nothing if not `escapes`."""
         if self._escape_bridge is not None:
             self._escape_bridge.begin(record, queue, properties, reconsume_times)
 
@@ -193,10 +187,7 @@ class Appender:
 
     @property
     def unconfirmed(self) -> Mapping[ConsumeQueue, None] | None:
-        """Queues that received messages after the last `take_unconfirmed`.
-
-        None while messages need no confirmation.
-        """
+        """Queues that received messages after the last `take_unconfirmed`. None while messages need no confirmation."""
         return self._unconfirmed
 
     def take_unconfirmed(self) -> dict[ConsumeQueue, None]:
@@ -212,10 +203,7 @@ class Appender:
             self._polling.message_arrived(queue)
 
     def append_batch(self, batch: RecordBatch) -> list[int]:
-        """Stores all messages of a batch and returns their physical offsets.
-
-        Raises RequestRefused, StoreBusy and StoreError as `append` does.
-        """
+        """Stores all messages of a batch and returns their physical offsets. Raises the errors of `append`."""
         if self.refusal is not None:
             raise self._refused()
         size, file_size = sum(batch.sizes), self.store.config.mapped_file_size_commit_log

@@ -43,10 +43,7 @@ class PendingRequest(NamedTuple):
 
 
 class PendingRequests:
-    """Limits and handles the requests that wait for one condition.
-
-    `for_what` describes the condition in the error of a rejected request.
-    """
+    """Limits and handles the requests that wait for a condition. `for_what` names it in the error of a rejection."""
 
     def __init__(self, for_what: str, limit: Limit) -> None:
         #: The request that is being handled.
@@ -63,10 +60,7 @@ class PendingRequests:
         deadline: float = inf,
         topic: str = "",
     ) -> PendingRequest:
-        """Returns a pending request for the caller's wait queue. Its size counts until `answer`.
-
-        Raises RequestRefused if the limit would be exceeded.
-        """
+        """Returns a pending request, whose size counts until `answer`. Raises RequestRefused above the limit."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if not self._quota.share(connection).take(size):
             raise self.busy()

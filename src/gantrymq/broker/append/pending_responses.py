@@ -55,7 +55,6 @@ class PendingResponses(Feature):
         self.lacks_replicas = False
         self._config_changed()
         self._expiring = context.jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
-        #: Number of pending responses.
         self.count = 0
         #: Set while no response is pending.
         self._idle = asyncio.Event()
@@ -94,10 +93,7 @@ class PendingResponses(Feature):
             raise not_enough()
 
     def in_sync_changed(self, count: int) -> None:
-        """Sets the number of brokers in sync, in controller mode.
-
-        Sends the responses that only waited for a broker that has left the set.
-        """
+        """Sets the number of brokers in sync (controller mode). Sends responses that only waited for one that left."""
         self._in_sync = count
         self._config_changed()
         self._replica_acknowledged()
@@ -140,10 +136,7 @@ class PendingResponses(Feature):
 
     @property
     def is_used(self) -> bool:
-        """Whether responses may wait, or messages may be rejected for lack of replicas.
-
-        Responses to messages with WAIT=false never wait.
-        """
+        """Whether responses may wait, or messages may be rejected for lack of replicas; never with WAIT=false."""
         config = self._config
         refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses

@@ -55,6 +55,5 @@ class WaitQueues(Generic[T]):
         return min((queue[0][0] for queue in self._queues.values() if queue), default=None)
 
     def _drop_if_empty(self, timeout_s: float, queue: deque[tuple[float, T]]) -> None:
-        """Removes an empty queue, unless another one has replaced it."""
         if not queue and self._queues.get(timeout_s) is queue:
             del self._queues[timeout_s]

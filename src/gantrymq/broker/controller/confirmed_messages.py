@@ -31,10 +31,7 @@ class ConfirmedMessages:
         self.end()
 
     def in_sync_changed(self, *, is_alone: bool) -> None:
-        """Adapts to a changed sync-state set of this master.
-
-        If the master `is_alone` in the set, messages need no confirmation.
-        """
+        """Adapts to a changed sync-state set. If this master `is_alone` in it, messages need no confirmation."""
         appender = self._appender
         self._store.set_confirm_offset(None if is_alone else self._confirmed)
         if not is_alone:

@@ -127,10 +127,7 @@ class Controllers:
         await self._call(RequestCode.CONTROLLER_APPLY_BROKER_ID, header)
 
     async def register(self, broker_id: int) -> BrokerSetState | None:
-        """Registers the address of the broker.
-
-        Returns the state of its broker set if there is a live master, else None.
-        """
+        """Registers the broker's address. Returns the state of its broker set if there is a live master, else None."""
         header = RegisterBrokerToControllerRequestHeader(
             cluster_name=self._cluster, broker_name=self._name, broker_id=broker_id, broker_address=self._address
         )

@@ -47,10 +47,7 @@ class Handover:
         await self._job.stop()
 
     async def _look(self) -> float | None:
-        """Elects another in-sync broker if nothing can be stored. Raises GantryError if the controller isn't reachable.
-
-        The job then runs again later.
-        """
+        """Elects another in-sync broker if nothing can be stored. Raises GantryError to run again later."""
         in_sync, trouble = self._in_sync.in_sync, self._store.trouble
         if in_sync is None or trouble is None:
             return None

@@ -28,10 +28,7 @@ class Lease:
         self.until = inf
 
     def answered(self, sent_at: float, lease_s: float | None) -> None:
-        """Updates the lease when a heartbeat was answered.
-
-        `lease_s` is None if the controller doesn't support leases, and 0 if it grants none now.
-        """
+        """Updates the lease after an answered heartbeat. `lease_s` is None without support, 0 if none is granted."""
         if lease_s is None:
             self.until = inf
         else:

@@ -171,7 +171,6 @@ class ReplicasManager(Feature):
 
     @property
     def _is_master(self) -> bool:
-        """Whether the broker's features have the master role."""
         return self._roles is not None and self._applied.master_id == self._roles.own_id
 
     # -- id and heartbeats --------------------------------------------------------------------------------------
@@ -204,10 +203,7 @@ class ReplicasManager(Feature):
             job.start(0.0)
 
     def _lost(self, address: str) -> None:
-        """Sends a heartbeat soon after a connection was lost.
-
-        A controller considers a master dead if it receives no further heartbeat soon.
-        """
+        """Sends a heartbeat soon after a connection was lost, before a controller considers this master dead."""
         if (beating := self._beating.get(address)) is not None:
             beating.wake(_SOON_S)
 
@@ -368,10 +364,7 @@ class ReplicasManager(Feature):
         self._finding.wake()
 
     def _begin_epoch(self) -> None:
-        """Records in the log's epoch file that this master's epoch starts.
-
-        Raises StoreError, and ReplicationError if the log has a later epoch.
-        """
+        """Records the start of this master's epoch in the log's epoch file. Raises StoreError or ReplicationError."""
         roles = self._roles
         assert roles is not None
         number, end = self._applied.epoch, self._store.max_physical_offset

@@ -44,10 +44,7 @@ class ControllerRequests(Feature):
         return EpochEntryCache(config.broker_cluster_name, config.broker_name, config.broker_id, entries, log_end)
 
     def role_changed(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Queries the controllers, because one of them may have elected a master.
-
-        Any client can send this request, so the broker doesn't use its content.
-        """
+        """Queries the controllers for a new master. Any client can send this request, so its content is not used."""
         if self._replicas_manager is not None:
             self._replicas_manager.query_soon()
         return RemotingCommand.response()

@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 
 class BrokerSetState(NamedTuple):
-    """The state of a broker set as a controller reported it.
-
-    Without a master, no broker can be elected at the moment.
-    """
+    """A broker set's state as a controller reported it. Without a master, no broker can be elected at the moment."""
 
     epoch: int
     master_id: int | None = None
@@ -20,10 +17,7 @@ class BrokerSetState(NamedTuple):
 
 
 class Role(NamedTuple):
-    """The master of an epoch and its host:port. Both are None if the controller has no master.
-
-    Epoch 0 means that no controller has reported a role yet.
-    """
+    """An epoch's master and its host:port, both None without a master. Epoch 0: no controller has reported a role."""
 
     epoch: int = 0
     master_id: int | None = None
@@ -46,10 +40,7 @@ class Roles:
         return self.role.master_id == self.own_id
 
     def is_too_old(self, state: BrokerSetState) -> bool:
-        """Returns whether the log has a later epoch than `state`.
-
-        Then the controller has lost its state, or it is a different controller.
-        """
+        """Returns whether the log has a later epoch than `state`: the controller lost its state or is another one."""
         return state.master_id is not None and state.epoch < self.last_epoch
 
     def apply(self, state: BrokerSetState) -> bool:

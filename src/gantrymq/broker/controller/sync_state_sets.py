@@ -1,7 +1,4 @@
-"""Maintains the sync-state set of a master (`ReplicasManager`).
-
-It adds and removes members, and notifies the parts of the broker that depend on the set.
-"""
+"""Maintains a master's sync-state set (`ReplicasManager`) and notifies the dependent parts of the broker."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ class SyncStateSets:
         await self._checking.stop()
 
     def begin(self, own_id: int, epoch: int, members: Iterable[int], members_epoch: int, epoch_start: int) -> None:
-        """Starts maintaining the set, because the broker became master.
-
-        The epoch starts at the physical offset `epoch_start`.
-        """
+        """Starts maintaining the set as the new master. The epoch starts at the physical offset `epoch_start`."""
         self._own_id, self._epoch = own_id, epoch
         self.in_sync = SyncStateSet(own_id, members, members_epoch, epoch_start)
         self._replication.set_in_sync(self.in_sync)
@@ -91,10 +85,7 @@ class SyncStateSets:
             self._changed(in_sync)
 
     def confirms_master(self, now: float) -> bool:
-        """Returns whether no other broker can have been elected, so that this master needs no lease.
-
-        Decision record: docs/decisions/controller-leases.md.
-        """
+        """Whether no other broker can have been elected: no lease is needed (docs/decisions/controller-leases.md)."""
         in_sync, replication = self.in_sync, self._config.replication
         if in_sync is None or not (in_sync.is_alone or replication.all_ack_in_sync_state_set):
             return False

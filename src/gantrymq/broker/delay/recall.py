@@ -47,10 +47,7 @@ class Recall(Feature):
         return {RequestCode.RECALL_MESSAGE: self._preallocation_waits.holding(self.recall)}
 
     def recall(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Stores a recall message. The response is sent before the recall takes effect.
-
-        Raises RequestRefused.
-        """
+        """Stores a recall message. The response is sent before the recall takes effect. Raises RequestRefused."""
         if not self._config.recall_message_enable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
         header = request.read_header(RecallMessageRequestHeader)

@@ -83,7 +83,6 @@ class Timer(Feature):
         self.delivery = TimerDelivery(self.files, appender, self._metrics, config.timer_precision_ms)
         self._loop = asyncio.get_running_loop()
         self._delivering = jobs.repeating("deliver timer messages", self._turn, after_error_s=_AFTER_ERROR_S)
-        #: The last write of the files.
         self._saved: asyncio.Future[None] | None = None
         self._flushing = jobs.repeating("flush the timer's files", self._flush)
         self._is_changed = False
@@ -172,10 +171,7 @@ class Timer(Feature):
             self.files.close()
 
     async def _finish_slot(self) -> None:
-        """Continues to deliver a partly delivered slot, for at most _FINISH_S.
-
-        If the slot is not finished by then, the next start reads it again as a whole.
-        """
+        """Continues a partly delivered slot for at most _FINISH_S. The next start reads an unfinished slot again."""
         end = self._loop.time() + _FINISH_S
         more = True
         try:
@@ -323,10 +319,7 @@ class Timer(Feature):
             log.error("timer messages that were cut off the log may not be delivered: %s", e)
 
     async def take_over(self, content: bytes) -> None:
-        """Takes over the progress of a former acting master. To be called before the delivery starts.
-
-        Raises RecordError, StoreError or OSError.
-        """
+        """Takes over a former acting master's progress, before delivery. Raises RecordError, StoreError or OSError."""
         checkpoint = of_slave(content)
         if self._is_enabled and checkpoint.read_time_ms > self.files.read_time_ms:
             await self._loop.run_in_executor(None, self.files.keep, checkpoint)
@@ -375,10 +368,7 @@ class Timer(Feature):
         self.delivery.topics_deleted(topics)
 
     def enqueue_latency_ms(self) -> int:
-        """Returns the age of the oldest message in the timer topic that is not on the wheel yet, in ms.
-
-        It is 0 on a slave.
-        """
+        """Returns the age of the oldest timer message that is not on the wheel yet, in ms. It is 0 on a slave."""
         if not self._is_enabled or not self._is_master:
             return 0
         offset, queue = self.files.queue_offset, self.delivery.queue()

@@ -401,17 +401,13 @@ class TimerDelivery:
             self._progress.announce(source, time_ms, [slot.mark], lambda: self._next_sources(slot))
 
     def _next_sources(self, slot: _Slot) -> list[int]:
-        """Returns the physical offsets of the slot's next messages."""
         entries = map(self._files.entry, slot.places[-1 : -MAX_SOURCES - 1 : -1])
         return [entry.physical_offset for entry in entries if entry is not None]
 
     # -- damaged messages and a store that can't be written ---------------------------------------------------------
 
     def _record(self, physical_offset: int, size: int) -> Record | None:
-        """Returns the timer message at a physical offset. None, and counts it as skipped, if there is none.
-
-        Raises StoreError.
-        """
+        """Returns the timer message at this offset, or None and counts it as skipped. Raises StoreError."""
         if not self._store.min_physical_offset <= physical_offset < self._store.max_physical_offset:
             self._skip(physical_offset, "the commit log has it no more")
             return None
@@ -426,7 +422,6 @@ class TimerDelivery:
         return record
 
     def _skip(self, physical_offset: int, why: object) -> None:
-        """Counts and logs a message that can't be delivered."""
         self.skipped += 1
         log.error("the timer message at %d in the commit log is skipped: %s", physical_offset, why)
 

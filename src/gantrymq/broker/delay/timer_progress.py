@@ -20,10 +20,7 @@ Mark = tuple[int, int]
 
 
 class _TimerEntry(JournalEntry):
-    """A journal entry of the timer.
-
-    `marks` are the progress when the entry is stored. The slots of `sources` are before `time_ms`.
-    """
+    """A timer journal entry. `marks` are the progress at its time. The slots of `sources` are before `time_ms`."""
 
     marks: list[Mark]
     time_ms: int

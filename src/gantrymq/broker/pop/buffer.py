@@ -183,10 +183,7 @@ class PopBuffer:
         self._append(queue, _Pop(next_offset, is_settled=True))
 
     def ack(self, key: PopKey, offsets: Iterable[int]) -> bool:
-        """Marks messages as acknowledged. Returns False if their checkpoint is not in the buffer.
-
-        Offsets that are not in the checkpoint are ignored.
-        """
+        """Marks messages of a checkpoint as acknowledged. Returns False if the checkpoint is not in the buffer."""
         pop = self._by_key.get(key)
         if pop is None or pop.checkpoint is None:
             return False

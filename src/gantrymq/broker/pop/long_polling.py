@@ -141,10 +141,7 @@ class PopLongPolling(Feature):
         self._answering.wake()
 
     def wake_in(self, key: QueueKey, seconds: float) -> None:
-        """Like `wake`, after a delay. Of several delays, the shortest one counts.
-
-        Without effect if all requests of the wait queue expire before.
-        """
+        """Like `wake`, after a delay; the shortest delay counts. Without effect if all requests expire before."""
         wait_queue = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
         if (

@@ -68,10 +68,7 @@ class PopProcessor:
         }
 
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Handles POP_MESSAGE: responds with messages, or holds the request until there are some.
-
-        Raises StoreBusy, see `ReviveLog.check_capacity`.
-        """
+        """Handles POP_MESSAGE with messages, or holds the request. Raises StoreBusy: see `ReviveLog.check_capacity`."""
         header = request.read_header(PopMessageRequestHeader)
         now_ms = clock.now_ms()
         header.born_time = header.born_time or now_ms

@@ -137,10 +137,7 @@ class PopRevive:
         ]
 
     def latencies_ms(self) -> list[int]:
-        """Returns the age of the oldest record of each queue that is not read yet, in ms. 0 if all are read.
-
-        [] if this broker reads none.
-        """
+        """Returns the age of each queue's oldest unread record, in ms (0: all read); [] if this broker reads none."""
         now_ms = clock.now_ms()
         latencies = []
         for queue_id, queue in enumerate(self.queues):

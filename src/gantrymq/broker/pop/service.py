@@ -170,10 +170,7 @@ class PopService(Feature):
         self._log.keep_acks_by(None)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
-        """Ends the pending long polls while it is doubtful whether this broker is master.
-
-        Their clients poll again and get an error until the doubt has ended.
-        """
+        """Ends long polls in doubt about the mastership. Their clients poll again, and get an error until then."""
         self._is_doubted = is_doubted
         for waiting in (self.waiting, self.waiting_notifications):
             if is_doubted:

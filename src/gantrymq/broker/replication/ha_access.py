@@ -17,10 +17,7 @@ from gantrymq.replication.authentication import MasterHandshake, SlaveHandshake
 
 
 class HaAccess:
-    """Access rules of one broker, both as a master and as a slave.
-
-    Raises ConfigError if the credentials are malformed.
-    """
+    """Access rules of a broker, as master and as slave. Raises ConfigError if the credentials are malformed."""
 
     def __init__(self, config: BrokerConfig, users: UserTable) -> None:
         self._config = config

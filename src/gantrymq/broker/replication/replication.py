@@ -254,10 +254,7 @@ class Replication(Feature):
 
     @property
     def receives_from_master(self) -> bool:
-        """Whether this slave has received data over its connection to the master.
-
-        A master that hangs accepts connections but sends nothing.
-        """
+        """Whether this slave has received data. A master that hangs accepts the connection but sends nothing."""
         return self.slave is not None and self.slave.receives_from_master
 
     def follow(self, address: str | None, ha_address: str | None) -> None:
@@ -273,10 +270,7 @@ class Replication(Feature):
             self._events.master_changed.publish()
 
     def leave_for(self, address: str, epoch: int) -> None:
-        """Disconnects a slave from its former master and reports the new epoch to that master.
-
-        `address` and `epoch` are those of the new master.
-        """
+        """Disconnects a slave from its former master, and reports it the new master's `address` and `epoch`."""
         if self.slave is not None and self.following.address not in (None, address):
             self.slave.leave(epoch)
 

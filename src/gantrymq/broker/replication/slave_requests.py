@@ -82,10 +82,7 @@ def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> di
 
 
 def as_doubted_master() -> dict[int, RequestHandler]:
-    """Returns the handlers of a master that may have been replaced.
-
-    Such a master refuses pops, because it can't store which messages it returned.
-    """
+    """Returns the handlers of a possibly replaced master. It refuses pops, because it can't store what it returned."""
     return {code: partial(_refuse, *_DOUBTED) for code in (_CODE.POP_MESSAGE, _CODE.NOTIFICATION)}
 
 
@@ -100,10 +97,7 @@ def _refuse(code: int, remark: str | None, connection: Connection, request: Remo
 
 
 def _if_readable(handler: RequestHandler, config: BrokerConfig) -> RequestHandler:
-    """Refuses pulls while `slaveReadEnable` is off (`PullMessageProcessor.rejectRequest`).
-
-    Clients then pull from the master.
-    """
+    """Refuses pulls without `slaveReadEnable` (`PullMessageProcessor.rejectRequest`). Clients then use the master."""
 
     def handle(connection: Connection, request: RemotingCommand) -> Reply:
         if not config.slave_read_enable:

@@ -80,10 +80,7 @@ class Replies(Feature):
         return None
 
     def _check(self, header: SendMessageRequestHeader) -> TopicConfig:
-        """Returns the topic of a reply. Raises RequestRefused if the reply can't be stored there.
-
-        Source: AbstractSendMessageProcessor.msgCheck.
-        """
+        """Returns a reply's topic, or raises RequestRefused (AbstractSendMessageProcessor.msgCheck)."""
         problem = topic_problem(header.topic)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
@@ -231,5 +228,4 @@ class Replies(Feature):
 
 
 def _requester_gone(remark: str) -> RequestRefused:
-    """Returns the error for a requester that did not receive the reply."""
     return RequestRefused(ResponseCode.SYSTEM_ERROR, remark, RefusalReason.REQUESTER_GONE)

@@ -51,10 +51,7 @@ class RetryTopics(Feature):
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
 
     def send_back(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Stores a message that a consumer sends back, so that its group receives it again later.
-
-        Raises RequestRefused.
-        """
+        """Stores a message that a consumer sends back, so that its group receives it again. Raises RequestRefused."""
         header = request.read_header(ConsumerSendMsgBackRequestHeader)
         group = self._group(header.group)
         if group.retry_queue_nums <= 0:

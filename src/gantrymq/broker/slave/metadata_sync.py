@@ -242,10 +242,7 @@ class MetadataSync(Feature):
         return inf
 
     async def learn_log_begin(self, master: str) -> None:
-        """Queries the start of the master's log.
-
-        A Java master does not report it in the replication protocol.
-        """
+        """Queries the start of the master's log. A Java master does not report it in the replication protocol."""
         table = decode_json(await self._ask(master, RequestCode.GET_BROKER_RUNTIME_INFO), KVTable).table
         begin = table.get("commitLogMinOffset", "")
         if begin.isdecimal() and len(begin) < _MOST_DIGITS:
@@ -330,10 +327,7 @@ class MetadataSync(Feature):
             await self._take()
 
     async def _copy_users(self, master: str) -> None:
-        """Copies users and permissions if the master returns passwords.
-
-        Without passwords, no user could authenticate here.
-        """
+        """Copies users and permissions if the master returns passwords: no user could authenticate without them."""
         request = RemotingCommand.request(RequestCode.AUTH_LIST_USER, ListUsersRequestHeader())
         # If there are no users, the response has no body.
         users = decode_json((await self._call(master, request)).body or b"[]", list[UserInfo])
@@ -354,10 +348,7 @@ class MetadataSync(Feature):
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:
-    """Awaits `work` to its end, even if the caller is cancelled.
-
-    A thread may still write a file that the next call also writes.
-    """
+    """Awaits `work` to its end, even if the caller is cancelled: a thread may still write a file of the next call."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

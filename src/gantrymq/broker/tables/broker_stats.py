@@ -99,10 +99,7 @@ class BrokerStats:
         self._sampled, self._counts = self._counts, {}
 
     def take(self, limit: int) -> dict[str, Counts]:
-        """Returns the next part of the sample: up to `limit` keys of each kind. It is empty at the end.
-
-        GROUP_GET_TIMES is the number of reads.
-        """
+        """Returns up to `limit` keys of each kind of the sample; empty at the end. GROUP_GET_TIMES counts reads."""
         taken: dict[str, Counts] = {
             kind: {_key(kind, topic, group): count for (topic, group), count in _popped(table, limit)}
             for kind, table in self._sampled.items()

@@ -1,7 +1,4 @@
-"""Statistics of delivered messages since the broker's start, updated once per response.
-
-Source: `ConsumerOffsetManager.commitPullOffset`.
-"""
+"""Statistics of deliveries since the start, updated once per response (`ConsumerOffsetManager.commitPullOffset`)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from gantrymq.store.get_result import GetResult
 class Delivery:
     """The deliveries of a topic to a group."""
 
-    #: Number of messages.
     messages: int = 0
     #: Size of the messages, in bytes.
     size: int = 0

@@ -234,10 +234,7 @@ class GroupMembers(Generic[M]):
         return {group for group in stale if self._leave_consumers(group, client.member)}
 
     def expire(self, oldest: float, limit: int = sys.maxsize) -> tuple[set[str], list[M]]:
-        """Drops the connections without a heartbeat since `oldest`, at most `limit`.
-
-        Returns (groups that changed, members dropped).
-        """
+        """Drops up to `limit` connections that are silent since `oldest`. Returns (changed groups, members dropped)."""
         silent: list[M] = []
         for member, mine in self._memberships.items():
             if len(silent) >= limit or mine.last_heartbeat >= oldest:

@@ -53,10 +53,7 @@ class MessageFilters:
         self._filters = filters
 
     def of_expression(self, group: str, topic: str, expression: str, expression_type: str | None) -> MessageFilter:
-        """Returns the filter for an expression in the request itself.
-
-        Raises RequestRefused for invalid SQL92. Java then returns all messages.
-        """
+        """Returns the filter of a request's expression. Raises RequestRefused if invalid; Java returns all messages."""
         if is_tag_type(expression_type):
             return tag_filter(expression)
         return self._sql_filter(group, topic, self._compile(expression, expression_type))
@@ -96,10 +93,7 @@ class MessageFilters:
         return "" if found is None else found.expression
 
     def check_in_steps(self, subscription: SubscriptionData) -> Steps:
-        """Checks a subscription's filter in steps (`ClientManageProcessor.checkClientConfig`).
-
-        Raises RequestRefused if this broker does not support it.
-        """
+        """Checks a filter in steps (`ClientManageProcessor.checkClientConfig`). Raises RequestRefused if invalid."""
         if not is_tag_type(subscription.expression_type):
             yield from compiling(subscription.sub_string)
             self._compile(subscription.sub_string, subscription.expression_type)
@@ -164,10 +158,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 
 
 def tag_filter(expression: str) -> MessageFilter:
-    """Returns the filter for `*` or `a || b`.
-
-    Raises RequestRefused if the expression is too long, or if `FilterCache` has reached its limit.
-    """
+    """Returns the filter for `*` or `a || b`. Raises RequestRefused if it is too long or `FilterCache` is full."""
     if len(expression) > MAX_LENGTH:
         raise RequestRefused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,

@@ -84,10 +84,7 @@ class BrokerTopics(Feature):
         return self._file.written()
 
     def is_written(self, topic: str) -> bool:
-        """Returns True if the current configuration of the topic is on disk.
-
-        If it is not, a message in the topic may be inaccessible after a crash.
-        """
+        """Returns True if the topic's configuration is on disk. If not, a crash can make its messages inaccessible."""
         if topic not in self.unwritten:
             return True
         written = self._file.written_changes

@@ -117,10 +117,7 @@ class TransactionCheck(TransactionStates):
     # -- half messages ------------------------------------------------------------------------------------------
 
     def _has_work(self, now_ms: int, end: int, can_check: CanCheck) -> Generator[list[CheckRequest], None, bool]:
-        """Returns True if a round up to the half offset `end` has other work than copies of waiting half messages.
-
-        Runs in steps.
-        """
+        """Returns True if a round up to half offset `end` does more than copy waiting half messages. Runs in steps."""
         queue = half_queue(self._store)
         offset = self.ends.half_offset
         if end - offset > _MOST_WAITING:
@@ -290,10 +287,7 @@ class TransactionCheck(TransactionStates):
             return None
 
     def _check_request(self, record: Record, fields: dict[str, str], copy: PutResult) -> CheckRequest | None:
-        """Returns the check for a half message. Its record shows the target topic and queue.
-
-        Returns None if the half message has no valid target.
-        """
+        """Returns the check for a half message, whose record shows topic and queue; None if these are invalid."""
         target = destination(fields)
         if target is None:
             log.error("half message at %d has no valid target topic: it is not checked", record.physical_offset)

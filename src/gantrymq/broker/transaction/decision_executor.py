@@ -250,10 +250,7 @@ class DecisionExecutor:
         return None
 
     def _is_allowed(self, progress: DecisionProgress, record: Record) -> bool:
-        """Returns True if the decision may end this half message.
-
-        The request checked only the first and the last half message of each range.
-        """
+        """Returns True if the decision may end this half message. The request checked only the ends of each range."""
         fields = decode_properties(record.properties)
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == progress.decision.group

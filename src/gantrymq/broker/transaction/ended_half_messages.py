@@ -20,9 +20,7 @@ class EndedHalfMessages:
         self._single: dict[int, int] = {}
         #: First offset of a run -> (offset after its last one, op message).
         self._runs: dict[int, tuple[int, int]] = {}
-        #: The first offsets of all runs, sorted.
         self._starts: list[int] = []
-        #: Number of half messages in all runs.
         self._in_runs = 0
 
     def __len__(self) -> int:

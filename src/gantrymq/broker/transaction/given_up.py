@@ -50,10 +50,7 @@ class GivenUp:
         self._ops.clear()
 
     def read(self) -> Iterator[int | None]:
-        """Reads the store. Yields the first half offset of each half message that has ended, and None after each step.
-
-        Raises StoreError.
-        """
+        """Yields each ended half message's first half offset, and None after each step. Raises StoreError."""
         self.clear()
         ended = set[int]()
         for op_message in self._records(TRANSACTION_OP_TOPIC, _OP_QUEUE_ID):

@@ -81,8 +81,5 @@ def _time_ms(fields: dict[str, str], config: BrokerConfig) -> int:
 
 
 def born_ms(record: Record) -> int:
-    """Returns the creation time of a half message, in ms.
-
-    It is the producer's time, or the store time if the producer's clock is ahead.
-    """
+    """Returns a half message's creation time, in ms; the store time if the producer's clock is ahead."""
     return min(record.born_timestamp, record.store_timestamp)

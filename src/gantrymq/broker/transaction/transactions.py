@@ -98,7 +98,6 @@ class Transactions(Feature):
         )
         #: Number of producers that were tried for a check. It selects the next group member.
         self._turn = 0
-        #: The stored progress.
         self._saved = (-1, -1)
         #: Groups with open transactions and no producer. Each one has been logged.
         self._absent: set[str] = set()

@@ -19,10 +19,7 @@ from gantrymq.protocol.headers.auth import (
 
 
 class AdminAuth(AdminBase):
-    """Requests for users and permissions. Each broker has its own users.
-
-    A change goes to the brokers in `addresses`. A subject has the form User:NAME.
-    """
+    """Requests for users and permissions of each broker in `addresses`. A subject has the form User:NAME."""
 
     async def all_brokers_of(self, cluster: str) -> list[str]:
         """Returns HOST:PORT of the cluster's masters and slaves. Raises BrokerUnavailable if there are none."""

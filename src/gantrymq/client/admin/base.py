@@ -143,10 +143,7 @@ class AdminBase:
         return address
 
     async def _targets(self, cluster: str | None, broker: str | None) -> list[str]:
-        """Returns the address of the broker, or those of the cluster's masters.
-
-        Raises ClientError unless one is given.
-        """
+        """Returns the address of the broker, or of the cluster's masters. Raises ClientError unless one is given."""
         if (cluster is None) == (broker is None):
             raise ClientError("either a cluster or a broker's address is needed")
         return [broker] if broker is not None else await self.masters_of(cluster or "")

@@ -189,10 +189,7 @@ class AdminGroups(AdminTopics):
     async def consumer_running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker: str | None = None
     ) -> ConsumerRunningInfo:
-        """Returns the state that a consumer reports: queues, rates.
-
-        Raises BrokerError if it is gone or does not respond.
-        """
+        """Returns the state that a consumer reports: queues, rates. Raises BrokerError if it is gone or hangs."""
         address = broker or (await self.holders(retry_topic(group)))[0]
         header = GetConsumerRunningInfoRequestHeader(consumer_group=group, client_id=client_id, jstack_enable=jstack)
         response = await self._call(

@@ -196,10 +196,7 @@ class AdminMessages(AdminOffsets):
     async def messages_of_queue(
         self, queue: MessageQueue, begin: int, end: int, expression: str = SUBSCRIBE_ALL
     ) -> AsyncIterator[MessageExt]:
-        """Returns the queue's messages from offset `begin` up to, but not including, `end`.
-
-        `expression` filters by tags.
-        """
+        """Yields the queue's messages from offset `begin` to before `end`. `expression` filters by tags."""
         address = await self.broker_address(queue.broker_name)
         while begin < end:
             status, next_begin, messages = await self._pull(address, queue, begin, expression, PULL_BATCH)

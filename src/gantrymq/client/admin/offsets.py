@@ -75,10 +75,7 @@ class AdminOffsets(AdminGroups):
         return {queue: offset for answer in answers.values() for queue, offset in sorted(answer.items())}
 
     async def masters_of_topic(self, topic: str, cluster: str | None = None) -> list[str]:
-        """Returns HOST:PORT of the masters that have the topic. `cluster` is that of `reset_offset`.
-
-        Raises NoRouteInfo.
-        """
+        """Returns HOST:PORT of the topic's masters. `cluster` is that of `reset_offset`. Raises NoRouteInfo."""
         route = await self.topic_route(_route_topic(topic, cluster))
         return [broker.master_address for broker in route.broker_datas if broker.master_address]
 
@@ -98,10 +95,7 @@ class AdminOffsets(AdminGroups):
     async def skip_accumulated(
         self, group: str, topic: str, *, force: bool = True, cluster: str | None = None
     ) -> dict[MessageQueue, int]:
-        """Moves the group to the end of each queue. It does not receive the messages before it.
-
-        The arguments are those of `reset_offset`.
-        """
+        """Moves the group to the end of each queue, past all messages. The arguments are those of `reset_offset`."""
         return await self.reset_offset(group, topic, LATEST, force=force, cluster=cluster)
 
     async def reset_queue_offset(self, address: str, group: str, topic: str, queue_id: int, offset: int) -> None:

@@ -111,10 +111,7 @@ class AdminTopics(AdminNamesrv):
         return any(made.values())
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
-        """Returns {broker name: HOST:PORT of its master} of one cluster or of all.
-
-        Raises BrokerUnavailable if empty.
-        """
+        """Returns {broker name: HOST:PORT of its master} of one cluster or all. Raises BrokerUnavailable if empty."""
         if cluster is None:
             found = list((await self.cluster_info()).broker_addr_table.values())
         else:
@@ -235,10 +232,7 @@ class AdminTopics(AdminNamesrv):
         return sorted({group for answer in answers.values() for group in answer})
 
     async def holders(self, topic: str, cluster: str | None = None) -> list[str]:
-        """Returns HOST:PORT of one replica of each broker with the topic, of one cluster or all.
-
-        Raises NoRouteInfo, or BrokerUnavailable if there is none.
-        """
+        """Returns HOST:PORT of a replica of each broker with the topic. Raises NoRouteInfo or BrokerUnavailable."""
         brokers = (await self.topic_route(topic)).broker_datas
         addresses = [any_address(broker) for broker in brokers if cluster in (None, broker.cluster)]
         found = [address for address in addresses if address]

@@ -36,7 +36,6 @@ from gantrymq.times import duration_s, timestamp_ms
 
 #: Default timeout of a poll (pollTimeoutMillis), in seconds.
 POLL_TIMEOUT_S = 5.0
-#: Default limit of messages of a poll.
 MAX_POLL_MESSAGES = 1000
 
 

@@ -67,10 +67,7 @@ def allocate_by_config(queues: Iterable[MessageQueue]) -> AllocateStrategy:
 
 
 def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
-    """Returns a strategy that assigns only queues of brokers in these machine rooms, in equal parts.
-
-    Broker names have the form ROOM@NAME.
-    """
+    """Returns a strategy for brokers in these machine rooms only, in equal parts. Broker names are ROOM@NAME."""
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         consumers = sorted(set(client_ids))

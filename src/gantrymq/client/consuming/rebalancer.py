@@ -1,7 +1,4 @@
-"""Rebalancer: regularly updates the queues of this consumer.
-
-Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopic).
-"""
+"""Updates the queues of this consumer regularly (RebalanceService, RebalanceImpl.rebalanceByTopic)."""
 
 from __future__ import annotations
 

@@ -38,10 +38,7 @@ class SendBack:
         self._max_reconsume_times = max_reconsume_times
 
     def following(self, message: MessageExt, delay_level: int = 0) -> str:
-        """Returns the effect of `send_back` on the message, for a log line.
-
-        Source: AbstractSendMessageProcessor.consumerSendMsgBack.
-        """
+        """Returns the effect of `send_back`, for a log line (AbstractSendMessageProcessor.consumerSendMsgBack)."""
         if message.reconsume_times >= self._max_reconsume_times:
             return "goes to the dead-letter queue"
         delays = DEFAULT_DELAY_LEVELS.split()

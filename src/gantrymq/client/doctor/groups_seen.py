@@ -48,7 +48,6 @@ class GroupSeen:
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
     members: list[str] | None = None
-    #: Whether a consumer has ever joined the group.
     has_joined: bool = True
     subscriptions: dict[str, Subscriptions] = field(default_factory=dict)
 
@@ -64,10 +63,7 @@ class GroupSeen:
 
 
 async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
-    """Returns the groups of `topic`, or all, those with the largest lag first, and their number.
-
-    Raises BrokerError if a broker rejects a request.
-    """
+    """Returns the groups of `topic`, or all, largest lag first, and their number. Raises BrokerError."""
     found: dict[str, GroupSeen] = {}
     if topic is not None:
         for name in await admin.groups_of_topic(topic):

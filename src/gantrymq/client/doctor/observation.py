@@ -23,7 +23,6 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX
 from gantrymq.system import clock, tls
 
-#: Brokers that are requested at the same time.
 MAX_CONCURRENT = 32
 
 # Format of StoreStatsService.getFormatRuntime.
@@ -108,11 +107,9 @@ class Observation:
     #: Consumer groups, or those of the checked topic; limited to MAX_GROUPS.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
-    #: The checked group.
     group: OneGroup | None = None
     #: Replicas that a controller has, but no NameServer.
     unregistered: list[BrokerSeen] = field(default_factory=list)
-    #: Number of dead-letter messages by consumer group.
     dead_letters: dict[str, int] = field(default_factory=dict)
 
     @property

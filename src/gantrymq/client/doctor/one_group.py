@@ -23,7 +23,6 @@ class OneGroup:
     """State of a group. Dictionaries are keyed by HOST:PORT of a master, unless stated otherwise."""
 
     name: str
-    #: Names of the brokers.
     brokers: dict[str, str] = field(default_factory=dict)
     #: Configuration of the group on the brokers that have it.
     configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
@@ -33,7 +32,6 @@ class OneGroup:
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0
-    #: Whether a consumer has ever joined the group.
     has_joined: bool = True
     #: State that members report, by client id.
     running: dict[str, ConsumerRunningInfo] = field(default_factory=dict)

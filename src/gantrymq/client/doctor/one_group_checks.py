@@ -142,7 +142,6 @@ def _check_member(group: OneGroup, client_id: str, info: ConsumerRunningInfo) ->
 
 
 def _check_queues(group: OneGroup) -> Iterator[Finding]:
-    """Checks that each queue with messages has a member."""
     members = group.members
     if not members or set(members) != group.running.keys() or _is_broadcast(group):
         return

@@ -277,10 +277,7 @@ def _is_visible_again(message: MessageExt) -> bool:
 
 
 def _in_time(handler: MessageHandler) -> MessageHandler:
-    """Returns a handler of the same kind that raises if the invisible duration of the message has ended.
-
-    Another consumer may have received the message then.
-    """
+    """Returns a handler that raises if the message's invisible duration ended: another consumer may have it."""
 
     def check(message: MessageExt) -> None:
         if _is_visible_again(message):

@@ -110,7 +110,6 @@ class SimpleConsumer(GroupConsumer):
         self._turn = randomness.randrange(1 << 30)
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Joins the group."""
         data = ConsumerData(
             self._wire_group,
             CONSUME_POP,

@@ -87,10 +87,7 @@ class LatencyFaults:
     def update(
         self, broker: str, latency_ms: int, now_ms: int, *, isolate: bool = False, reachable: bool = True
     ) -> None:
-        """Records the latency of a send.
-
-        After a failed send (`isolate`) the broker is avoided as if it had taken FAILED_LATENCY_MS.
-        """
+        """Records the latency of a send. A failed send (`isolate`) counts as one that took FAILED_LATENCY_MS."""
         item = self._item(broker)
         item.latency_ms = latency_ms
         item.reachable = reachable

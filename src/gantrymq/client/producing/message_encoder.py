@@ -43,7 +43,6 @@ NOT_IN_A_BATCH = (
     "delayed messages, those of transactions, those with a priority, replies and those to retry topics go alone, in no "
     "batch"
 )
-#: Properties that delay a message.
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
 #: A message with one of these properties is encoded and checked by itself, also in a batch.
 _ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, *DELAYS]

@@ -132,7 +132,6 @@ class Producer(Lifecycle):
         return self._sender
 
     def _handlers(self) -> Mapping[int, RequestHandler]:
-        """Returns the handlers of brokers' requests, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -196,7 +195,6 @@ class Producer(Lifecycle):
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends one message through the middleware."""
         if self._around is None:
             return self._send_now(message, timeout_ms, queue)
         return self._send_around([message], lambda context: self._send_now(context.messages[0], timeout_ms, queue))
@@ -449,7 +447,6 @@ class Producer(Lifecycle):
     # -- for subclasses -----------------------------------------------------------------------------------------
 
     def _next_unique_key(self) -> str:
-        """Returns a new message id."""
         return self._unique_keys.next()
 
     def _wire_topic(self, topic: str) -> str:
@@ -551,10 +548,7 @@ class Producer(Lifecycle):
         return queue
 
     async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
-        """Returns the queue of the messages' sharding keys, or None without keys.
-
-        Raises ClientError if there are several queues.
-        """
+        """Returns the queue of the sharding keys, or None without keys. Raises ClientError for several queues."""
         keys = {key for message in messages if (key := message.sharding_key)}
         if not keys:
             return None

@@ -27,7 +27,6 @@ _pack_length = Struct(">i").pack
 
 #: Number of queues of a topic that is created by its first message (defaultTopicQueueNums).
 DEFAULT_TOPIC_QUEUE_NUMS = 4
-#: Entries of each cache.
 _CACHE_SIZE = 4096
 #: Timeout that a broker assumes if a request has none, ms.
 DEFAULT_TIMEOUT_MS = 3000

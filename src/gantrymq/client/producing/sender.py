@@ -93,10 +93,7 @@ class Sender:
     def send(
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Stores `encoded` in `queue`. Without `queue`, it uses the queues round robin and retries.
-
-        Raises the errors of `Producer.send`.
-        """
+        """Stores `encoded` in `queue`; without it, round robin with retries. Raises the errors of `Producer.send`."""
         # Each nested coroutine costs 0.2 us a message, so there are as few as possible.
         if queue is not None:
             return self._send_to_one(queue, encoded, timeout_ms)

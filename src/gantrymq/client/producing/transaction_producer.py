@@ -44,7 +44,6 @@ log = peer_log(__name__)
 MAX_CHECKS = 2000
 #: Largest size of the half messages of pending checks, in bytes.
 MAX_CHECK_BYTES = 64 * 1024 * 1024
-#: Checks that run at the same time.
 CHECK_CONCURRENCY = 8
 
 

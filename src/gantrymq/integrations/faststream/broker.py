@@ -66,11 +66,9 @@ class _LogParameters(DefaultLoggerStorage):
         """Does nothing: columns have no fixed width."""
 
     def set_level(self, level: int) -> None:
-        """Sets the log level of the broker."""
         self.logger_log_level = level
 
     def get_logger(self, *, context: ContextRepo) -> Any:
-        """Returns the logger, which is created on first use."""
         if (known := self._get_logger_ref()) is not None:
             return known
         logger = get_broker_logger(
@@ -322,10 +320,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
         return True
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends a message. `options` are PublishOptions. Returns when a broker has stored it.
-
-        Raises the errors of `Producer.send`.
-        """
+        """Sends a message and waits until it is stored. `options` are PublishOptions. Raises as `Producer.send`."""
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(command, producer=self.config.producer)
         return result
@@ -333,10 +328,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
     async def request(  # type: ignore[override]
         self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]
     ) -> RocketMQMessage:
-        """Sends a message and returns the reply, which is the result of a subscriber's handler.
-
-        Raises RequestTimeout.
-        """
+        """Sends a message and returns the reply, the result of a subscriber's handler. Raises RequestTimeout."""
         command = self._command(message, topic, options, PublishType.REQUEST)
         reply: RocketMQMessage = await self._basic_request(command, producer=self.config.producer)
         return reply

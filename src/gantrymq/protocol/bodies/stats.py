@@ -130,10 +130,7 @@ class TopicStatsTable:
 
 
 def max_offsets(data: bytes) -> dict[int, int]:
-    """Returns {queue id: max offset} from a TopicStatsTable of one topic and broker.
-
-    Takes 1/40 of the time of `decode`. Raises BodyError.
-    """
+    """Returns {queue id: max offset} of a one-topic TopicStatsTable, 40 times as fast as `decode`. Raises BodyError."""
     found = _MAX_OFFSETS.findall(data)
     if len(found) == data.count(b'"queueId"'):
         return {int(queue_id): int(offset) for queue_id, offset in found}

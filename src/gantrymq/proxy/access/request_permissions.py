@@ -83,9 +83,6 @@ _RULES: dict[type[Message], Callable[[Any], Iterator[Need]]] = {
 
 
 def needs(request: Message) -> Iterator[Need]:
-    """Returns the rights that a request needs. Some empty requests need none.
-
-    A request without a rule needs `ANYTHING`.
-    """
+    """Returns the rights that a request needs; `ANYTHING` without a rule, none for some empty ones."""
     rule = _RULES.get(type(request))
     return rule(request) if rule is not None else iter((ANYTHING,))

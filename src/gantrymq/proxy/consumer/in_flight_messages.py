@@ -75,10 +75,7 @@ class InFlightMessages:
         return self._count
 
     def add(self, message: InFlightMessage) -> bool:
-        """Adds a message. Returns False if the table is full.
-
-        An earlier delivery of the same message to the same client is replaced.
-        """
+        """Adds a message; replaces an earlier delivery to the same client. Returns False if the table is full."""
         mine = self._of_owner.setdefault((message.client_id, message.group), {})
         before = mine.pop(message.key, None)
         if before is not None:

@@ -109,7 +109,6 @@ def _certificate(seen: ProxySeen) -> tuple[str, Finding | None]:
 
 
 def _route(seen: ProxySeen) -> Iterator[Finding]:
-    """Yields findings about the response to QueryRoute."""
     route = seen.route
     if not isinstance(route, Answer):
         yield _no_answer(seen, "QueryRoute", route)
@@ -190,7 +189,6 @@ def _settings(seen: ProxySeen) -> Iterator[Finding]:
 
 
 def _named(seen: ProxySeen) -> Iterator[Finding]:
-    """Yields findings about the other addresses in the route."""
     for address, error in seen.named.items():
         if error is None:
             yield ok(f"routes name {address} as the proxy, which answers, too")
@@ -207,7 +205,6 @@ def _named(seen: ProxySeen) -> Iterator[Finding]:
 
 
 def _brokers(seen: ProxySeen) -> Iterator[Finding]:
-    """Yields findings about the proxy's connections to the topic's brokers."""
     for name, answer in sorted(seen.brokers.items()):
         if isinstance(answer, Answer):
             if answer.response is None or answer.response.status.code in (

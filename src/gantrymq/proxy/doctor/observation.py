@@ -101,7 +101,6 @@ async def observe(
 
 
 async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
-    """Makes the calls and records their results."""
     try:
         endpoints = _endpoints(seen.address)
         request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name=seen.topic or PROBE), endpoints=endpoints)

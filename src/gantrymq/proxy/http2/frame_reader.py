@@ -74,10 +74,7 @@ class FrameReader:
         return None if self._headers is None else len(self._headers[2])
 
     def read(self, data: bytes, slice_end: float) -> bytes:
-        """Processes complete frames until `slice_end` (monotonic clock, s). Returns the remaining bytes.
-
-        Raises ConnectionEnded.
-        """
+        """Processes complete frames until `slice_end` (monotonic, s). Returns the rest. Raises ConnectionEnded."""
         at = 0
         if not self.began:
             if not self._is_preface(data):
@@ -286,7 +283,6 @@ class FrameReader:
             stream.receiver.data_received(b"", True)
 
     def _malformed(self, stream_id: int, reason: str) -> None:
-        """Resets the stream of an invalid request."""
         log.info("resetting a stream of %s: %s", self._connection.peer, reason)
         self._quota.spent_us += HEADERS_US
         self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)

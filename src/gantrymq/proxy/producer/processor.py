@@ -159,10 +159,7 @@ class ProducerProcessor:
         self._transactions.remember(half, monotonic())
 
     async def end_transaction(self, call: Call, request: EndTransactionRequest) -> EndTransactionResponse:
-        """Commits or rolls back a half message.
-
-        As in Java, the request to the broker is one-way. If it is lost, the broker checks the transaction again.
-        """
+        """Commits or rolls back with a one-way request, as in Java. If it is lost, the broker checks again."""
         topic, transaction_id = request.topic.name, request.transaction_id
         check_topic(topic)
         if is_blank(transaction_id):

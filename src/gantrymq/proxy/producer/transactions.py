@@ -16,10 +16,7 @@ _LOOK_AT = 1000
 
 
 class Half(NamedTuple):
-    """The position of a half message. `queue_offset` is an offset in the queue of half messages.
-
-    `topic` is also the producer group.
-    """
+    """A half message: `queue_offset` in the queue of half messages. `topic` is also the producer group."""
 
     transaction_id: str
     topic: str

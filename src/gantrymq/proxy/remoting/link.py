@@ -83,10 +83,7 @@ class Link:
         return True
 
     async def ask(self, name: str, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand | None:
-        """Connects to a broker, sends it a request and returns its response.
-
-        Returns None for a one-way request. Raises a RemotingError.
-        """
+        """Connects to a broker, sends a request and returns the response, None if one-way. Raises a RemotingError."""
         await self.connect(name, address)
         if request.is_oneway:
             await self.upstreams[address].invoke_oneway(_copy(request), timeout_ms)
@@ -105,10 +102,7 @@ class Link:
         self._hold_up()
 
     def _hold_up(self) -> None:
-        """Stops reading from brokers while the client does not read its responses.
-
-        The responses then stay at the brokers, as they would without a proxy.
-        """
+        """Stops reading from brokers while the client reads nothing: responses stay there, as without a proxy."""
         if self.connection.is_full and not self._is_held_up:
             self._is_held_up = True
             for upstream in self.upstreams.values():

@@ -18,10 +18,7 @@ ONEWAY, CONNECTION_LOST = "ONEWAY", "CONNECTION_LOST"
 
 
 class RequestObserver:
-    """Records each request when it ends: a hook of `RemotingServer`.
-
-    The server must call `lost` for each closed connection.
-    """
+    """Records each ended request: a hook of `RemotingServer`, which must call `lost` for each closed connection."""
 
     def __init__(self, figures: CallFigures | None, access_log: AccessLog | None) -> None:
         self._figures = figures
