@@ -16,12 +16,21 @@ _random = SystemRandom()
 _PORTS = range(12_005, 31_000, 10)
 
 
-def free_port() -> int:
-    """Returns a port of 127.0.0.1 that is free and that the kernel never assigns. Its neighbours are free as well."""
+def free_port(count: int = 1) -> int:
+    """Returns a port of 127.0.0.1 that is free and that the kernel never assigns. Its neighbours are free as well.
+
+    With `count`, so many ports are free, at distances of 10.
+    """
     while True:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port := _random.choice(_PORTS)))
-            except OSError:
-                continue
-        return port
+        port = _random.choice(_PORTS)
+        if all(_is_free(port + 10 * n) for n in range(count)):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

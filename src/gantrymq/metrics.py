@@ -224,7 +224,7 @@ class MetricsServer:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
+                writer.write(await self._answer(head))
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError, asyncio.LimitOverrunError):
@@ -233,7 +233,11 @@ class MetricsServer:
         finally:
             writer.transport.abort()
 
-    def _answer(self, head: bytes) -> bytes:
+    async def page(self) -> bytes:
+        """Returns the page with all metrics."""
+        return render(self._collect())
+
+    async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
@@ -241,7 +245,7 @@ class MetricsServer:
         if path != b"/metrics":
             return _http("404 Not Found", "text/plain", b"the metrics are at /metrics\n")
         try:
-            body = render(self._collect())
+            body = await self.page()
         except Exception:
             log.exception("metrics can't be collected")
             return _http("500 Internal Server Error", "text/plain", b"see the server's log\n")

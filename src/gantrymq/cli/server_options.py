@@ -15,7 +15,11 @@ COMMANDS = {
 }
 
 
-_PROCESSES = "So many processes on the same ports, one for each processor, say."
+#: Texts of --processes.
+_PROCESSES = {
+    "broker": "Run so many brokers, for example one per processor core. Names, ports and directories are numbered.",
+    "proxy": "Run so many processes on the same ports, for example one per processor core.",
+}
 
 
 class ServerOptions(NamedTuple):
@@ -40,7 +44,9 @@ def server_options(command: str) -> list[PlainOption]:
     if command == "proxy":
         configuration = "Configuration, JSON as rmq-proxy.json."
     flags = ("-c", "--config", "-pc") if command == "proxy" else ("-c", "--config")
-    more = [] if command != "proxy" else [PlainOption("processes", ("--processes",), int, _PROCESSES, "COUNT")]
+    more = []
+    if text := _PROCESSES.get(command):
+        more.append(PlainOption("processes", ("--processes",), int, text, "COUNT"))
     return [
         *more,
         PlainOption("config", flags, Path, configuration, "FILE"),

@@ -39,12 +39,7 @@ class Server(Protocol):
 
 def run_server(command: str, options: ServerOptions) -> int:
     """Runs `gantry namesrv`, `broker`, `controller` or `proxy` until a signal. Returns the exit code."""
-    properties = _load(command, options.config) if options.config else {}
-    if options.config and command in _CONFIG_PATH_KEYS:
-        # As in Java, admin requests that change the configuration update the file with which the server was started.
-        properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
-    if options.namesrv_addr and command in ("broker", "proxy"):
-        properties["namesrvAddr"] = options.namesrv_addr
+    properties = _properties(command, options)
     source = str(options.config or "the command line")
     # Logs go to standard error, so that they don't mix with the configuration printed by --printConfig.
     log_to_stderr()
@@ -54,14 +49,46 @@ def run_server(command: str, options: ServerOptions) -> int:
         print(format_properties(settings), end="")
         return 0
     if options.processes is not None and options.processes > 1:
+        make = _processes(command, options, options.processes)
+    return _serve(name, make, stop_on_eof=options.stop_on_eof)
+
+
+def _properties(command: str, options: ServerOptions) -> dict[str, str]:
+    """Reads the configuration. The options override it."""
+    properties = _load(command, options.config) if options.config else {}
+    if options.config and command in _CONFIG_PATH_KEYS:
+        # As in Java, admin requests that change the configuration update the file with which the server was started.
+        properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
+    if options.namesrv_addr and command in ("broker", "proxy"):
+        properties["namesrvAddr"] = options.namesrv_addr
+    return properties
+
+
+def _processes(command: str, options: ServerOptions, count: int) -> Callable[[], Server]:
+    classes: list[type]
+    if command == "broker":
+        from gantrymq.auth.config import AuthConfig
+        from gantrymq.broker.config import BrokerConfig
+        from gantrymq.cli.broker_processes import BrokerProcesses
+        from gantrymq.replication.config import ReplicationConfig
+        from gantrymq.store.config import StoreConfig
+
+        classes = [BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig]
+    else:
         from gantrymq.cli.proxy_processes import ProxyProcesses
         from gantrymq.proxy.config import ProxyConfig
 
-        # Removed, because otherwise each process would log a warning for the unknown keys again.
-        for key in unknown_keys([ProxyConfig], properties):
-            del properties[key]
-        make = partial(ProxyProcesses, properties, options.processes)
-    return _serve(name, make, stop_on_eof=options.stop_on_eof)
+        classes = [ProxyConfig]
+
+    def known() -> dict[str, str]:
+        # Without the unknown keys, because each process would log a warning for them again.
+        properties = _properties(command, options)
+        unknown = {*unknown_keys(classes, properties)} - {*_PROXY_KEYS}
+        return {key: value for key, value in properties.items() if key not in unknown}
+
+    if command == "broker":
+        return partial(BrokerProcesses, known, count)
+    return partial(ProxyProcesses, known(), count)
 
 
 def _load(command: str, path: Path) -> dict[str, str]:
