@@ -45,8 +45,6 @@ async def test_the_examples_run(
     session: dict[str, Any] = {"__name__": "session"}
     with EmbeddedCluster(recall_message_enable=True) as cluster:
         for line, code in examples():
-            if "def test_" in code:
-                continue
             # Blank lines make the line numbers of a traceback those of the document.
             source = "\n" * (line - 1) + code.replace(ADDRESS, cluster.name_server)
             compiled = compile(source, str(DOCUMENT), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -73,20 +71,6 @@ def _context(cafile: str) -> ssl.SSLContext:
     """Returns a context without the certificate, which does not exist. The example opens no connection."""
     assert cafile == "ca.pem"
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
-    (code,) = [code for _, code in examples() if "def test_" in code]
-    (tmp_path / "test_example.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "test_example.py"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
 
 
 def test_the_command_lines_run(tmp_path: Path) -> None:

@@ -46,11 +46,7 @@ _OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class Signer:
-    """Signs requests with one secret key.
-
-    Implements HMAC (RFC 2104) with both key blocks hashed in advance: 1.6 us per signature instead of 5 us with
-    hmac.digest.
-    """
+    """Signs requests with one key. HMAC (RFC 2104) with hashed key blocks: 1.6 us, not 5 us as hmac.digest."""
 
     def __init__(self, secret_key: str) -> None:
         key = secret_key.encode()

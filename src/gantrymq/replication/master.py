@@ -162,10 +162,7 @@ class HaMaster:
         return status
 
     def _behind_millis(self, slave: Slave, end: int) -> int:
-        """Returns the age of the oldest record that the slave lacks, in milliseconds.
-
-        Returns -1 if the slave's log ends within a record, which is possible for Java slaves.
-        """
+        """Returns the age of the oldest record that the slave lacks, in ms; -1 within a record (Java slaves)."""
         if slave.acknowledged >= end:
             return 0
         try:

@@ -40,10 +40,7 @@ def is_in_use(root: Path) -> bool:
 
 
 def _is_directory_locked(root: Path) -> bool:
-    """Returns whether a broker has locked the directory, for a store whose file `lock` was deleted.
-
-    The lock of a directory can't be queried, so this tries to take it.
-    """
+    """Returns whether a broker locked the directory, for a store without its file `lock`. Tries to take the lock."""
     try:
         fd = open_directory(root)
     except OSError:

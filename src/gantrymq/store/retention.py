@@ -46,7 +46,7 @@ class Retention:
 
 
 def used_percent(path: Path) -> float:
-    """Returns the used per cent of the disk of `path`, as `df` does, with root's reserved blocks. Raises OSError."""
+    """Returns the used percentage of the disk of `path`, as `df`, with root's reserved blocks. Raises OSError."""
     while not files.exists(path):
         path = path.parent
     usage = files.disk_use(path)

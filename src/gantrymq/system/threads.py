@@ -26,10 +26,7 @@ T = TypeVar("T")
 
 
 def in_parallel(work: Callable[[T], None], items: Sequence[T], most: int) -> list[Exception | None]:
-    """Calls `work` for each item in at most `most` threads. Returns the exception of each call, or None.
-
-    For work that mostly waits without the interpreter lock (GIL).
-    """
+    """Calls `work` for the items in up to `most` threads, for I/O (GIL). Returns each exception or None."""
 
     def outcome(item: T) -> Exception | None:
         try:

@@ -61,10 +61,7 @@ class TopicRouteInfo:
         return good[next(self._turns) % len(good)]
 
     def failed(self, topic: str, queue: RemoteQueue) -> None:
-        """Records that the broker of this queue failed to accept a message for the topic.
-
-        The broker is avoided for some time, and the topic's route is queried again.
-        """
+        """Records that a queue's broker rejected a message: avoids it for some time, and queries the route again."""
         self._known.pop(topic, None)
         now = monotonic()
         self._avoided = {address: until for address, until in self._avoided.items() if until > now}

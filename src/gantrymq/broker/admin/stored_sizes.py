@@ -21,10 +21,7 @@ _SIZE_AT = 2
 
 
 class StoredSizes:
-    """Adds up the sizes of new messages, so that sends need not count them.
-
-    `boot_position` is the end of the log at the start of the broker. Messages before it do not count.
-    """
+    """Adds up the sizes of new messages, after `boot_position` in the log, so that sends need not count them."""
 
     def __init__(self, store: MessageStore, boot_position: int) -> None:
         self._store = store

@@ -109,10 +109,7 @@ class PendingResponses(Feature):
         self._expiring.start()
 
     async def become_slave(self) -> None:
-        """Rejects the responses that wait for slaves, so that clients send the messages again.
-
-        The new master may not have these messages. A slave then cuts them off its log.
-        """
+        """Rejects the responses that wait for slaves. A new master may lack the messages: clients send them again."""
         self._replicas, self.lacks_replicas = 1, False
         self.deposed()
         self._expiring.start()

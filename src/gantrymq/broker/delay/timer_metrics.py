@@ -71,5 +71,5 @@ class TimerMetrics:
         return encode_json(self._metrics)
 
     def save(self, data: bytes) -> None:
-        """Writes `data`, a result of `encode`, to the file. Thread-safe. Raises StoreError."""
+        """Writes `data`, a result of `encode`, to the file. Can run in another thread. Raises StoreError."""
         self._file.save(data)

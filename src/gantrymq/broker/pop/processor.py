@@ -68,7 +68,7 @@ class PopProcessor:
         }
 
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Handles POP_MESSAGE with messages, or holds the request. Raises StoreBusy: see `ReviveLog.check_capacity`."""
+        """Answers POP_MESSAGE, or holds it until messages arrive. Raises StoreBusy: see `ReviveLog.check_capacity`."""
         header = request.read_header(PopMessageRequestHeader)
         now_ms = clock.now_ms()
         header.born_time = header.born_time or now_ms

@@ -170,7 +170,7 @@ class PopService(Feature):
         self._log.keep_acks_by(None)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
-        """Ends long polls in doubt about the mastership. Their clients poll again, and get an error until then."""
+        """Ends long polls while another broker may be master. Clients poll again and get errors until this ends."""
         self._is_doubted = is_doubted
         for waiting in (self.waiting, self.waiting_notifications):
             if is_doubted:

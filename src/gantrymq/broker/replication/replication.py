@@ -270,7 +270,7 @@ class Replication(Feature):
             self._events.master_changed.publish()
 
     def leave_for(self, address: str, epoch: int) -> None:
-        """Disconnects a slave from its former master, and reports it the new master's `address` and `epoch`."""
+        """Disconnects a slave from its former master, and sends it the new `epoch`. `address` is the new master's."""
         if self.slave is not None and self.following.address not in (None, address):
             self.slave.leave(epoch)
 

@@ -93,7 +93,7 @@ class MessageFilters:
         return "" if found is None else found.expression
 
     def check_in_steps(self, subscription: SubscriptionData) -> Steps:
-        """Checks a filter in steps (`ClientManageProcessor.checkClientConfig`). Raises RequestRefused if invalid."""
+        """Checks a filter in steps (ClientManageProcessor.checkClientConfig). Raises RequestRefused if unsupported."""
         if not is_tag_type(subscription.expression_type):
             yield from compiling(subscription.sub_string)
             self._compile(subscription.sub_string, subscription.expression_type)

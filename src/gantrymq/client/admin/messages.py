@@ -1,7 +1,4 @@
-"""Messages: search by id, key or position, and their consumption by groups.
-
-Source: client/impl/MQAdminImpl, tools/admin/DefaultMQAdminExtImpl (messageTrackDetail).
-"""
+"""Search for messages, and their consumption (client/impl/MQAdminImpl, DefaultMQAdminExtImpl.messageTrackDetail)."""
 
 from __future__ import annotations
 

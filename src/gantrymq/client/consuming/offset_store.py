@@ -88,10 +88,7 @@ class BrokerOffsetStore:
 
 
 class LocalOffsetStore:
-    """Offsets of a broadcasting consumer, in DIRECTORY/CLIENT_ID/GROUP/offsets.json, in Java's format.
-
-    The previous version of the file is kept as offsets.json.bak.
-    """
+    """Offsets of a broadcasting consumer in DIRECTORY/CLIENT_ID/GROUP/offsets.json and .bak, in Java's format."""
 
     def __init__(self, directory: Path, client_id: str, group: str) -> None:
         """Loads the file, or its backup. Raises ClientError if one is invalid and no valid one exists."""
