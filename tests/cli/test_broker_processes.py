@@ -62,7 +62,7 @@ async def test_they_are_a_cluster(config: Path, name_server: str, tmp_path: Path
             address = info.broker_addr_table["shop-0"].master_address
             assert address is not None
             await admin.update_broker_config([address], {"maxMessageSize": "1000000"})
-            metrics = await asyncio.to_thread(page, config)
+            metrics = await asyncio.to_thread(page, load_properties(config)["metricsPort"])
             for name in names:
                 assert (
                     f'rocketmq_messages_in_total{{node_type="broker",cluster="DefaultCluster",node_id="{name}"'
@@ -89,8 +89,7 @@ async def test_they_are_a_cluster(config: Path, name_server: str, tmp_path: Path
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["0", "1"]
 
 
-def page(config: Path) -> str:
-    port = load_properties(config)["metricsPort"]
+def page(port: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         return str(response.read().decode())
 
@@ -110,6 +109,19 @@ def test_one_signal_stops_them(config: Path) -> None:
 async def test_a_proxy_beside_the_brokers_is_refused(config: Path) -> None:
     with pytest.raises(ConfigError, match="start 'gantry proxy' by itself"):
         BrokerProcesses(lambda: load_properties(config) | {"proxyMode": "local"}, 2)
+
+
+async def test_javas_keys_of_the_metrics(config: Path) -> None:
+    keys = load_properties(config)
+    port = keys.pop("metricsPort")
+    keys |= {"metricsExporterType": "PROM", "metricsPromExporterPort": port, "metricsPromExporterHost": "127.0.0.1"}
+    processes = BrokerProcesses(lambda: keys, 2)
+    await processes.start()
+    try:
+        metrics = await asyncio.to_thread(page, port)
+    finally:
+        await processes.stop()
+    assert all(f'node_id="shop-{n}"' in metrics for n in range(2))
 
 
 async def test_one_that_cannot_start(config: Path, tmp_path: Path) -> None:

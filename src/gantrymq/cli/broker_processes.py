@@ -47,12 +47,10 @@ class BrokerProcesses:
         configs = [from_properties(BrokerConfig, one, source="the broker's configuration") for one in numbered]
         self.address = ", ".join(reachable(config.bind_address, config.listen_port) for config in configs)
         self._processes = ServerProcesses("broker", count, self._configuration)
-        port = int(keys.get("metricsPort", "0"))
         self._metrics: _MergedMetrics | None = None
-        if port:
-            host = configs[0].bind_address
+        if (page := from_properties(BrokerConfig, keys, source="the broker's configuration").metrics_page) is not None:
             pages = [reachable(config.bind_address, config.metrics_port) for config in configs]
-            self._metrics = _MergedMetrics(pages, host=host, port=port)
+            self._metrics = _MergedMetrics(pages, host=page[0], port=page[1])
 
     @property
     def pids(self) -> dict[int, int]:
@@ -95,8 +93,8 @@ def _numbered(properties: Mapping[str, str], n: int) -> dict[str, str]:
         keys["haListenPort"] = str(int(properties["haListenPort"]) + n * PORT_STEP)
     if store.store_path_commit_log is not None:
         keys["storePathCommitLog"] = str(store.store_path_commit_log / str(n))
-    if config.metrics_port:
-        keys["metricsPort"] = str(config.metrics_port + 1 + n)
+    if (page := config.metrics_page) is not None:
+        keys["metricsPort"] = str(page[1] + 1 + n)
     return keys
 
 
