@@ -224,8 +224,8 @@ class SyncProducer(_Sync):
         """Adds `message` to a batch and returns a `concurrent.futures.Future` for its result.
 
         The producer needs `linger`. The call blocks only while 10,000 messages of all threads wait for the producer,
-        whose batches have at most `buffer_bytes`. Messages of one thread are sent in the order of the calls. A message
-        that cannot be sent fails its future, and is logged.
+        whose batches have at most `buffer_bytes`. Batches can overtake each other. To keep an order, wait for each
+        result. A message that cannot be sent fails its future, and is logged.
 
         Args:
             message: Message to send. Must not be changed afterwards.

@@ -156,6 +156,7 @@ class SyncClients:
     def __init__(self, name_server: str) -> None:
         clients = Clients(name_server)
         self.producer = SyncProducer(clients.producer)
+        self.batching = SyncProducer(clients.batching)
         self.transactions = SyncTransactionProducer(clients.transactions)
         self.push = SyncPushConsumer(clients.push)
         self.lite = SyncLitePullConsumer(clients.lite)
@@ -189,6 +190,7 @@ class SyncClients:
                 own_s,
             ),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
+            "enqueue": (lambda: self.batching.enqueue(MESSAGE, timeout=TIMEOUT_S).result(), own_s),
             "flush": (lambda: producer.flush(), own_s),
             "request": (lambda: producer.request(MESSAGE, timeout=TIMEOUT_S), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, timeout=TIMEOUT_S), own_s),

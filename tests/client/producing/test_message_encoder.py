@@ -44,7 +44,7 @@ def test_properties_that_are_not_strings_are_refused(properties: dict[str, str],
 def test_a_joined_batch_has_an_id_for_each_message(properties: list[dict[str, str]]) -> None:
     messages = [Message("t", b"%d" % n, flag=n, properties=own) for n, own in enumerate(properties)]
     batch = ENCODER.join("t", [ENCODER.encode_part("t", message) for message in messages])
-    found = [(batch.flag, batch.body, batch.properties)] if len(messages) == 1 else list(decode_batch(batch.body))
+    found = list(decode_batch(batch.body))
     ids = batch.msg_id.split(",")
     assert [(flag, body) for flag, body, _ in found] == [(message.flag, message.body) for message in messages]
     for own, msg_id, (_, _, encoded) in zip(properties, ids, found, strict=True):
@@ -56,3 +56,9 @@ def test_a_joined_batch_has_an_id_for_each_message(properties: list[dict[str, st
 def test_a_part_has_a_valid_body(body: bytes) -> None:
     with pytest.raises(IllegalMessage):
         ENCODER.encode_part("t", Message("t", body))
+
+
+def test_a_single_part_gets_an_id() -> None:
+    part = ENCODER.with_id(ENCODER.encode_part("t", Message("t", b"x")))
+    assert decode_properties(part.properties) == {"UNIQ_KEY": part.msg_id}
+    assert ENCODER.with_id(part) is part

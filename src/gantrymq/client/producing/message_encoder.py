@@ -190,21 +190,22 @@ class Encoder:
         return EncodedMessage(topic, found[0], b"", 0, 0, True, found[1])
 
     def join(self, topic: str, parts: Sequence[EncodedMessage]) -> EncodedMessage:
-        """Joins encoded messages into one batch. Returns a single message as it is. Raises IllegalMessage."""
-        if native is not None and len(parts) > 1 and not any(map(_msg_id, parts)):
+        """Joins encoded messages into one batch. Raises IllegalMessage."""
+        if native is not None and not any(map(_msg_id, parts)):
             flags, bodies = [part.flag for part in parts], [part.body for part in parts]
             batch = self._native_batch(topic, flags, bodies, [_NO_PROPERTIES] * len(parts))
             if batch is not None:
                 return batch
-        parts = [part if part.msg_id else self._with_id(part) for part in parts]
-        if len(parts) == 1:
-            return parts[0]
+        parts = [self.with_id(part) for part in parts]
         body = encode_batch([(part.flag, part.body, part.properties) for part in parts])
         if len(body) > self._max_message_size:
             raise IllegalMessage(f"batch of {len(body)} bytes: at most {self._max_message_size} are allowed")
         return EncodedMessage(topic, body, b"", 0, 0, True, ",".join([part.msg_id for part in parts]))
 
-    def _with_id(self, part: EncodedMessage) -> EncodedMessage:
+    def with_id(self, part: EncodedMessage) -> EncodedMessage:
+        """Returns a message of `encode_part`, with an id if it has none."""
+        if part.msg_id:
+            return part
         msg_id = self._unique_keys.next()
         return part._replace(properties=_UNIQUE_KEY_PAIR % msg_id.encode(), msg_id=msg_id)
 

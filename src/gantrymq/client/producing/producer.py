@@ -522,7 +522,7 @@ class Producer(Lifecycle):
 
     async def _send_gathered(self, key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         topic, queue = key
-        encoded = self._encoder.join(topic, parts)
+        encoded = self._encoder.with_id(parts[0]) if len(parts) == 1 else self._encoder.join(topic, parts)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
     # -- topics and queues --------------------------------------------------------------------------------------
