@@ -273,7 +273,7 @@ def test_an_empty_sharding_key_is_none(mode: str) -> None:
         assert [batch.messages for batch in made.free] == [2]
         assert {key: len(messages) for key, messages in made.by_key.items()} == {"k": 1}
     else:
-        keys = [key for key, _ in made.alone] if mode == "delayed" else [row.sharding_key for row in made.numbered]
+        keys = [key for key, _ in made.alone] if mode == "delayed" else [row.queue_key for row in made.numbered]
         assert keys == [None, None, "k"]
 
 

@@ -11,7 +11,7 @@ from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.options import ReadOptions, WriteOptions
-from gantrymq.spark.read_schema import arrow_schema, default_schema
+from gantrymq.spark.read_schema import arrow_schema, check_selected, default_schema
 from gantrymq.spark.store.options import StoreOptions
 
 GIVEN = {"nameserver": "ns1:9876; ns2:9876", "subscribe": "orders, returns"}
@@ -61,6 +61,10 @@ def test_a_wrong_name_is_answered_with_a_right_one(name: str, hint: str) -> None
         ("maxoffsetspertrigger", "many"),
         ("maxbytespertrigger", "1g"),
         ("minpartitions", "-1"),
+        ("minoffsetspertrigger", "0"),
+        ("maxtriggerdelay", "soon"),
+        ("maxtriggerdelay", "5"),
+        ("maxrecordsperpartition", "0"),
         ("failondataloss", "yes"),
         ("startingtimestamp", "2024-01-01"),
         ("retrytimeoutms", "-1"),
@@ -111,6 +115,19 @@ def test_options_of_the_other_kind() -> None:
         parse(startingoffsets="latest", startingtimestamp="5")
     with pytest.raises(ConfigError, match="topic"):
         WriteOptions.parse({"nameserver": "a:1", "topic": "bad topic"})
+
+
+def test_how_long_a_micro_batch_waits() -> None:
+    assert parse(True, minoffsetspertrigger="5").max_trigger_delay_ms == 15 * 60_000
+    for text, delay_ms in {"7": 7, "500ms": 500, "30 s": 30_000, "2H": 7_200_000, "15min": 900_000}.items():
+        assert parse(True, minoffsetspertrigger="5", maxtriggerdelay=text).max_trigger_delay_ms == delay_ms
+    for text in ("5 weeks", "-1s", "1.5h", "1m30s"):
+        with pytest.raises(ConfigError, match="is no duration"):
+            parse(True, minoffsetspertrigger="5", maxtriggerdelay=text)
+    with pytest.raises(ConfigError, match="6 is more than maxOffsetsPerTrigger, 5"):
+        parse(True, minoffsetspertrigger="6", maxoffsetspertrigger="5")
+    with pytest.raises(ConfigError, match="batch"):
+        parse(False, minoffsetspertrigger="5")
 
 
 def test_what_spark_adds_is_no_mistake() -> None:
@@ -229,6 +246,34 @@ def test_properties_as_columns() -> None:
     for wrong in ("Tags", "a, A"):
         with pytest.raises(ConfigError, match="option propertyColumns"):
             parse(propertycolumns=wrong)
+
+
+def test_selected_columns() -> None:
+    options = parse(columns="Body, country,tags", propertycolumns="country")
+    schema = default_schema(
+        include_properties=False,
+        include_body_error=False,
+        property_columns=options.property_columns,
+        columns=options.columns,
+    )
+    assert schema == StructType(
+        [StructField("body", BinaryType()), StructField("country", StringType()), StructField("tags", StringType())]
+    )
+    check_selected(schema, options.columns)
+    check_selected(schema, ())
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        check_selected(schema, ("body", "tags"))
+    for wrong, problem in (("body, offset", "no column 'offset'"), ("body, Body", "'body' is there twice")):
+        with pytest.raises(ConfigError, match=f"option columns: {problem}"):
+            default_schema(include_properties=False, include_body_error=False, columns=parse(columns=wrong).columns)
+
+
+def test_selected_columns_with_a_body_in_ddl() -> None:
+    options = parse(columns="value,queueOffset", bodyformat="json", bodyschema="id BIGINT")
+    schema = default_schema(
+        include_properties=False, include_body_error=False, body=options.body, columns=options.columns
+    )
+    assert schema == "`value` STRUCT<id BIGINT>, `queueOffset` bigint"
 
 
 BODY = StructField("body", BinaryType())

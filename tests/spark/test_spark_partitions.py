@@ -60,6 +60,16 @@ def test_at_most_so_many() -> None:
         options(minpartitions="4", maxpartitions="2")
 
 
+@pytest.mark.parametrize("more", [{}, {"minpartitions": "3"}, {"maxpartitionbytes": "90000"}])
+def test_at_most_so_many_messages_in_a_partition(more: dict[str, str]) -> None:
+    found = plan([1000, 250, 40, 30], options(maxrecordsperpartition="100", **more), {0: 300.0})
+    rows = [sum(part.end - part.start for part in parts) for parts in found]
+    assert sum(rows) == 1320
+    assert max(rows) <= 100
+    if not more:
+        assert len(found) == 10 + 3 + 1
+
+
 @given(
     st.lists(st.integers(0, 200_000), min_size=1, max_size=4),
     st.dictionaries(st.integers(0, 3), st.floats(1, 5000)),
@@ -86,6 +96,8 @@ def test_each_offset_is_in_one_partition(ends: list[int], sizes: dict[int, float
         [
             {},
             {"minpartitions": "7"},
+            {"maxrecordsperpartition": "1000"},
+            {"maxrecordsperpartition": "7000", "minpartitions": "7"},
             {"maxpartitions": "3"},
             {"maxpartitionbytes": "2000000"},
             {"deduplicate": "true"},

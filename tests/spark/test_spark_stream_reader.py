@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +116,54 @@ def test_a_small_queue_has_its_turn_also_after_restarts(cluster: EmbeddedCluster
         stream, start = reader(cluster, topic), from_checkpoint(end)
     stream.stop()
     assert sorted(found) == [0, 0, 0, 99]
+
+
+def test_a_micro_batch_waits_for_enough_messages(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    stream = reader(cluster, topic, startingoffsets="earliest", minoffsetspertrigger="50", maxoffsetspertrigger="60")
+    limit = ReadMaxRows(60)
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, limit) == start
+    send_numbers(cluster, topic, range(10))
+    # The first micro-batch is not delayed, as in Spark's Kafka source.
+    first = stream.latestOffset(start, limit)
+    assert numbers(stream, start, first) == list(range(10))
+    send_numbers(cluster, topic, range(10, 59))
+    assert stream.latestOffset(first, limit) == first
+    send_numbers(cluster, topic, range(59, 100))
+    second = stream.latestOffset(first, limit)
+    assert len(numbers(stream, first, second)) == 60
+    # 30 messages are left.
+    assert stream.latestOffset(second, limit) == second
+    stream.stop()
+
+
+def test_a_micro_batch_waits_no_longer_than_the_trigger_delay(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    stream = reader(
+        cluster, topic, startingoffsets="earliest", minoffsetspertrigger="1000000", maxtriggerdelay="300 ms"
+    )
+    send_numbers(cluster, topic, range(5))
+    start = stream.initialOffset()
+    first = stream.latestOffset(start, ALL)
+    triggered_at = time.monotonic()
+    send_numbers(cluster, topic, range(5, 9))
+    wait_until(lambda: stream.latestOffset(first, ALL) != first)
+    assert time.monotonic() - triggered_at > 0.25
+    stream.stop()
+
+
+def test_available_now_waits_for_no_messages(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(10))
+    stream = reader(cluster, topic, startingoffsets="earliest", minoffsetspertrigger="8", maxoffsetspertrigger="8")
+    stream.prepareForTriggerAvailableNow()
+    start = stream.initialOffset()
+    first = stream.latestOffset(start, ReadMaxRows(8))
+    second = stream.latestOffset(first, ReadMaxRows(8))
+    assert len(numbers(stream, first, second)) == 2
+    assert stream.latestOffset(second, ReadMaxRows(8)) == second
+    stream.stop()
 
 
 def test_available_now_ends_at_what_was_there(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

@@ -15,8 +15,8 @@ The `Origin` of a column determines its source in a read:
 - VALUE, which has the type of the schema of the bodies (Spark alone)
 - the properties that the option propertyColumns names
 
-In a write, a column with a `source` becomes that property of the message. `row_messages` encodes all columns, and
-`batch_bodies` those that native code supports.
+In a write, `brokerName` and `queueId` select the queue. Another column with a `source` becomes that property.
+`row_messages` encodes all columns, and `batch_bodies` those that native code supports.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _TIME = pa.timestamp("us", "UTC")
 #: Reads have their columns in this order.
 TABLE = (
     Column("topic", _STRING, Origin.TOPIC, written_as=(_STRING,)),
-    Column("brokerName", _STRING, Origin.BROKER),
-    Column("queueId", pa.int32(), Origin.FIELD, "queue_id"),
+    Column("brokerName", _STRING, Origin.BROKER, written_as=(_STRING,)),
+    Column("queueId", pa.int32(), Origin.FIELD, "queue_id", (pa.int32(),)),
     Column("queueOffset", pa.int64(), Origin.FIELD, "queue_offset"),
     Column("keys", _STRING, Origin.PROPERTY, names.KEYS, (_STRING, pa.list_(_STRING))),
     Column("tags", _STRING, Origin.PROPERTY, names.TAGS, (_STRING,)),
@@ -103,6 +103,7 @@ TABLE = (
 
 #: Names of columns that other modules use.
 TOPIC, TAGS, BODY, BODY_ERROR, PROPERTIES = "topic", "tags", "body", "bodyError", "properties"
+BROKER_NAME, QUEUE_ID = "brokerName", "queueId"
 #: With bodyFormat, the body as a value, in reads and in writes.
 VALUE = "value"
 

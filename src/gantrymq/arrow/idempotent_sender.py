@@ -1,9 +1,9 @@
 """`IdempotentSender` sends the rows of a write with exactlyOnce, so that brokers drop duplicates (`protocol.row_ids`).
 
-The number or the sharding key of a row selects one of the write's queues. If brokers have rows of an earlier attempt,
-these are the queues of that attempt. Otherwise they are the queues of `find_write_queues`, which Spark calls on the
-driver. Requests to one queue are sent one after the other, and requests to different queues concurrently. If a broker
-is down, the sender retries with the same queue, because another queue could store the rows again.
+The number of a row, its sharding key or its columns select one of the write's queues. If brokers have rows of an
+earlier attempt, these are the queues of that attempt. Otherwise they are the queues of `find_write_queues`, which Spark
+calls on the driver. Requests to one queue are sent one after the other, and requests to different queues concurrently.
+If a broker is down, the sender retries with the same queue, because another queue could store the rows again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient
 from gantrymq.arrow.concurrent_requests import request_each, run_all
 from gantrymq.arrow.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.arrow.row_messages import NumberedRow, TopicMessages
-from gantrymq.arrow.row_sender import rows_in_errors
-from gantrymq.client.producing.queue_selector import queue_by_hash
+from gantrymq.arrow.row_sender import queue_of, rows_in_errors
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.client.routes import write_queues
 from gantrymq.errors import BrokerUnavailable, ClientError, NoRouteInfo
@@ -163,8 +162,8 @@ class IdempotentSender:
                 for start, end in _turns(rows.first_row, rows.end_row):
                     plain.setdefault(self._queue_of_turn(start // ROWS_PER_TURN), []).append((rows, start, end))
             for row in of_topic.numbered:
-                if row.sharding_key is not None:
-                    by_queue.setdefault(queue_by_hash(row.sharding_key, queues), []).append(row)
+                if row.queue_key is not None:
+                    by_queue.setdefault(queue_of(row.queue_key, queues), []).append(row)
                     continue
                 if row.number // ROWS_PER_TURN != turn:
                     turn = row.number // ROWS_PER_TURN

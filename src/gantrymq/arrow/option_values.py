@@ -26,6 +26,9 @@ _APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _LAST_VERSION = 10**18 - 1
 #: `int` alone also accepts `1_0` and digits of other scripts.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
+#: A duration in Spark's notation, and its units in ms.
+_DURATION = re.compile(r"([0-9]{1,18})\s*([a-z]*)")
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Access keys and TLS. The TLS options have the names of Apache's clients.
 SECURITY = (
     "accessKey",
@@ -192,6 +195,16 @@ class Values:
         if number > LARGEST_NUMBER:
             raise ConfigError(f"option {name}: {number} is more than {LARGEST_NUMBER}")
         return number
+
+    def duration_ms(self, name: str, default_ms: int) -> int:
+        """The value of the option in ms. Without a unit, it is in ms. Raises ConfigError."""
+        text = self.get(name)
+        if text is None:
+            return default_ms
+        match = _DURATION.fullmatch(text.lower())
+        if match is None or match[2] not in _UNITS_MS:
+            raise ConfigError(f"option {name}: {text[:100]!r} is no duration; 500ms, 30s, 15m, 2h and 1d are examples")
+        return int(match[1]) * _UNITS_MS[match[2]]
 
     def flag(self, name: str, default: bool) -> bool:
         return self.choice(name, ("true", "false"), str(default)) == "true"

@@ -35,6 +35,8 @@ DEFAULT_RETRY_TIMEOUT_MS = 60_000
 #: Spark's default for files (spark.sql.files.maxPartitionBytes).
 DEFAULT_PARTITION_BYTES = 128 * 1024 * 1024
 DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
+#: The default of Spark's Kafka source.
+DEFAULT_TRIGGER_DELAY_MS = 15 * 60_000
 
 _BOTH = ("nameServer", "context", "retryTimeoutMs")
 READ_OPTIONS = (
@@ -54,8 +56,11 @@ READ_OPTIONS = (
     "consumerGroup",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxPartitions",
+    "maxRecordsPerPartition",
     "maxPartitionBytes",
     "maxBytesPerSecondPerBroker",
     "readFrom",
@@ -81,7 +86,7 @@ WRITE_OPTIONS = (
     *SECURITY,
 )
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,6 +134,10 @@ class ReadOptions:
             other queues.
         maxBytesPerTrigger: The approximate limit of a micro-batch, in bytes of messages as stored, including those
             that a filter excludes. It is estimated from samples (`size_estimates`). If both limits are set, both apply.
+        minOffsetsPerTrigger: A micro-batch begins when this many messages are available, or after `maxTriggerDelay`.
+            The first micro-batch of a query and Trigger.AvailableNow ignore it. It is at most `maxOffsetsPerTrigger`.
+        maxTriggerDelay: The longest delay by `minOffsetsPerTrigger`, as a number with a unit: `30s`, `15m`. Without a
+            unit, in ms. Default: 15m.
 
     Partitions:
         minPartitions: The least number of partitions. Queues are split by their number of messages, and each queue has
@@ -137,6 +146,7 @@ class ReadOptions:
             `minPartitions`.
         maxPartitionBytes: A larger queue is split into partitions of about this size, estimated from samples.
             Default: 134217728 (128 MiB). It excludes `minPartitions`.
+        maxRecordsPerPartition: The most messages of a partition. It excludes `maxPartitions` and `deduplicate`.
         maxBytesPerSecondPerBroker: The most bytes pulled from a broker per second, of messages as stored. One task
             reads all queues of a broker. It excludes the other options of this section.
 
@@ -184,8 +194,11 @@ class ReadOptions:
     consumer_group: str | None = None
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = DEFAULT_TRIGGER_DELAY_MS
     min_partitions: int | None = None
     max_partitions: int | None = None
+    max_records_per_partition: int | None = None
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     max_bytes_per_second: int | None = None
     from_slaves: bool = False
@@ -217,8 +230,15 @@ class ReadOptions:
         values.exclude("minPartitions", "deduplicate")
         values.exclude("minPartitions", "maxPartitions")
         values.exclude("minPartitions", "maxPartitionBytes")
-        for name in ("minPartitions", "maxPartitions", "maxPartitionBytes"):
+        values.exclude("maxRecordsPerPartition", "maxPartitions")
+        values.exclude("maxRecordsPerPartition", "deduplicate")
+        for name in ("minPartitions", "maxPartitions", "maxPartitionBytes", "maxRecordsPerPartition"):
             values.exclude("maxBytesPerSecondPerBroker", name)
+        most, least = (values.number(name, None, 1) for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"))
+        if most is not None and least is not None and least > most:
+            raise ConfigError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
+        if least is None and "maxTriggerDelay" in values:
+            raise ConfigError("option maxTriggerDelay has no meaning without minOffsetsPerTrigger")
         topics, assigned = values.topics()
         group = values.get("consumerGroup")
         if group is not None and (problem := group_problem(group)):
@@ -235,10 +255,13 @@ class ReadOptions:
             tags=checked_tags(values.get("tags"), topics),
             sql92=checked_sql92(values.get("sql92")),
             consumer_group=group,
-            max_offsets_per_trigger=values.number("maxOffsetsPerTrigger", None, 1),
+            max_offsets_per_trigger=most,
             max_bytes_per_trigger=values.number("maxBytesPerTrigger", None, 1),
+            min_offsets_per_trigger=least,
+            max_trigger_delay_ms=values.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
             min_partitions=values.number("minPartitions", None, 1),
             max_partitions=values.number("maxPartitions", None, 1),
+            max_records_per_partition=values.number("maxRecordsPerPartition", None, 1),
             max_partition_bytes=values.number("maxPartitionBytes", DEFAULT_PARTITION_BYTES, 1),
             max_bytes_per_second=values.number("maxBytesPerSecondPerBroker", None, 1),
             from_slaves=values.choice("readFrom", ("master", "slave"), "master") == "slave",

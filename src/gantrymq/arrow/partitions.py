@@ -42,6 +42,9 @@ def plan_partitions(
 ) -> list[list[OffsetRange]]:
     """Returns the ranges of each task."""
     ranges = plan_ranges(start, end, options.min_partitions or 1)
+    most_rows = options.max_records_per_partition
+    if most_rows is not None:
+        ranges = [piece for part in ranges for piece in split(part, ceil((part.end - part.start) / most_rows))]
     if options.deduplicate:
         return [ranges] if ranges else []
     if options.max_bytes_per_second is not None:
@@ -58,7 +61,7 @@ def plan_partitions(
                 partitions += [[piece] for piece in split(part, count)]
             else:
                 small.append(part)
-        partitions += bundle(small, BATCH_ROWS)
+        partitions += bundle(small, BATCH_ROWS if most_rows is None else min(BATCH_ROWS, most_rows))
     if options.max_partitions is None or len(partitions) <= options.max_partitions:
         return partitions
     return _balanced(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)

@@ -43,11 +43,25 @@ def why_not_delayed(options: WriteOptions) -> str:
     return "rows of exactlyOnce" if options.exactly_once else ""
 
 
+class WantedQueue(NamedTuple):
+    """The queue that the columns of a row select. Without a broker, only one broker may have a queue of this id."""
+
+    broker_name: str | None
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"queue {self.queue_id}" + ("" if self.broker_name is None else f" on broker {self.broker_name!r}")
+
+
+#: Selects the queue of a row: a sharding key, or the queue itself.
+QueueKey = str | WantedQueue
+
+
 class NumberedRow(NamedTuple):
     """A row of a write with exactlyOnce. `digest` is the checksum of the parts that each attempt repeats."""
 
     number: int
-    sharding_key: str | None
+    queue_key: QueueKey | None
     digest: int
     message: Encoded
 
@@ -60,15 +74,15 @@ class TopicMessages:
         numbered: With exactlyOnce, the rows in order, if Python encodes them.
         plain: With exactlyOnce, the rows, if native code encodes them.
         free: Batches that can go to any queue.
-        by_key: {sharding key: messages}. The key selects the queue.
-        alone: (sharding key or None, message), for messages that can't be in a batch.
+        by_key: {queue key: messages}. The key selects the queue.
+        alone: (queue key or None, message), for messages that can't be in a batch.
     """
 
     numbered: list[NumberedRow] = field(default_factory=list)
     plain: PlainRows | None = None
     free: list[BatchBody] = field(default_factory=list)
-    by_key: dict[str, list[Encoded]] = field(default_factory=dict)
-    alone: list[tuple[str | None, Encoded]] = field(default_factory=list)
+    by_key: dict[QueueKey, list[Encoded]] = field(default_factory=dict)
+    alone: list[tuple[QueueKey | None, Encoded]] = field(default_factory=list)
 
 
 class RowEncoder:
@@ -121,7 +135,9 @@ class RowEncoder:
         delays = [(property_, given[name]) for name, property_ in DELAY_COLUMNS.items() if name in given]
         messages: dict[str, TopicMessages] = {}
         free: dict[str, list[Encoded]] = {}
-        for i, (topic, keys, tags, body, properties, sharding_key) in enumerate(zip(*columns, strict=True)):
+        for i, (topic, broker_name, queue_id, keys, tags, body, properties, sharding_key) in enumerate(
+            zip(*columns, strict=True)
+        ):
             try:
                 topic = self._topic or topic
                 if topic not in self._good_topics:
@@ -137,17 +153,20 @@ class RowEncoder:
                 # An empty sharding key counts as null, as in the other columns.
                 sharding_key = sharding_key or None
                 digest, message = self._message(own, body, keys, tags, sharding_key)
+                queue_key = sharding_key if queue_id is None else WantedQueue(broker_name or None, queue_id)
+                if queue_id is None and broker_name:
+                    raise IllegalMessage(f"column brokerName is {broker_name!r} and column queueId is null")
             except IllegalMessage as e:
                 self._name_row(e, self._row)
                 raise
             if self._is_numbered:
-                of_topic.numbered.append(NumberedRow(self._row, sharding_key, digest, message))
+                of_topic.numbered.append(NumberedRow(self._row, queue_key, digest, message))
             elif is_alone:
-                of_topic.alone.append((sharding_key, message))
-            elif sharding_key is None:
+                of_topic.alone.append((queue_key, message))
+            elif queue_key is None:
                 free.setdefault(topic, []).append(message)
             else:
-                of_topic.by_key.setdefault(sharding_key, []).append(message)
+                of_topic.by_key.setdefault(queue_key, []).append(message)
             self._row += 1
         for topic, of_topic in messages.items():
             of_topic.free.extend(batch_body(request) for request in requests_of(free.get(topic, [])))

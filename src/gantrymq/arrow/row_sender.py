@@ -11,10 +11,10 @@ from gantrymq.arrow.batch_bodies import REQUEST_BYTES, BatchBody, Encoded, batch
 from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.arrow.concurrent_requests import run_all
 from gantrymq.arrow.options import PRODUCER_GROUP
-from gantrymq.arrow.row_messages import TopicMessages
+from gantrymq.arrow.row_messages import QueueKey, TopicMessages
 from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import BrokerError
+from gantrymq.errors import BrokerError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
@@ -44,14 +44,14 @@ class RowSender:
             in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
             by_queue: dict[MessageQueue, list[Encoded]] = {}
             for key, keyed in of_topic.by_key.items():
-                by_queue.setdefault(queue_by_hash(key, queues), []).extend(keyed)
+                by_queue.setdefault(queue_of(key, queues), []).extend(keyed)
             work += [
                 self._send_in_order([queue], [batch_body(request) for request in requests_of(keyed)])
                 for queue, keyed in by_queue.items()
             ]
             work += [self._send_request(self._next(in_turn), request) for request in of_topic.free]
             work += [
-                self._send_alone(self._next(in_turn) if key is None else [queue_by_hash(key, queues)], message)
+                self._send_alone(self._next(in_turn) if key is None else [queue_of(key, queues)], message)
                 for key, message in of_topic.alone
             ]
         await run_all(work)
@@ -93,6 +93,20 @@ class RowSender:
         if queues is None:
             queues = self._queues[topic] = await self._cluster.write_queues(topic)
         return queues
+
+
+def queue_of(key: QueueKey, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Returns the queue that the key selects. Raises IllegalMessage if none or several of `queues` match."""
+    if isinstance(key, str):
+        return queue_by_hash(key, queues)
+    found = [q for q in queues if q.queue_id == key.queue_id and key.broker_name in (None, q.broker_name)]
+    topic = queues[0].topic
+    if not found:
+        raise IllegalMessage(f"topic {topic!r} has no writable {key}: see 'gantry admin topicRoute -t {topic}'")
+    if len(found) > 1:
+        brokers = " and ".join(queue.broker_name for queue in found)
+        raise IllegalMessage(f"topic {topic!r} has {key} on {brokers}: name the broker in the column brokerName")
+    return found[0]
 
 
 @contextmanager

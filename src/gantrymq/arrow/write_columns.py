@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyarrow import types
 
-from gantrymq.arrow.columns import BODY, TOPIC, WRITE_COLUMNS
+from gantrymq.arrow.columns import BODY, BROKER_NAME, QUEUE_ID, TOPIC, WRITE_COLUMNS
 from gantrymq.arrow.options import WriteOptions
 from gantrymq.arrow.row_messages import DELAY_COLUMNS, why_not_delayed
 from gantrymq.errors import ConfigError
@@ -43,6 +43,8 @@ def check_column_names(names: Sequence[str], body: str, options: WriteOptions) -
         raise ConfigError(f"a write needs a column {body}")
     if (TOPIC in names) == (options.topic is not None):
         raise ConfigError("a write needs either a topic or a column topic")
+    if BROKER_NAME in names and QUEUE_ID not in names:
+        raise ConfigError(f"column {BROKER_NAME} selects no queue: add column {QUEUE_ID}, or leave both out")
     if (delays := sorted(DELAY_COLUMNS.keys() & set(names))) and (reason := why_not_delayed(options)):
         raise ConfigError(f"{reason} can't be delayed: leave out column {delays[0]}")
 

@@ -44,6 +44,7 @@ class GantryGroup(LazyGroup):
         "store": Lazy(f"{_PACKAGE}.store", "Look into a broker's store, check it, rebuild its queues and index."),
         "bench": Lazy(f"{_PACKAGE}.bench", "Measure a cluster under load, with the options of Java's benchmarks."),
         "pipeline": Lazy(f"{_PACKAGE}.pipeline", "Make and run a Spark pipeline from topics to tables and topics."),
+        "schema": Lazy(f"{_PACKAGE}.schema", "Derive the schema of the bodies of a topic."),
         "spark": Lazy(f"{_PACKAGE}.spark", "Write SQL statements for Spark."),
         "demo": Lazy(
             f"{_PACKAGE}.cluster_commands",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -10,7 +11,7 @@ from gantrymq.arrow.body_values import CorruptBodies
 from gantrymq.errors import ConfigError
 from gantrymq.spark.legacy_stream_reader import LegacyStreamReader
 from gantrymq.spark.options import ReadOptions, WriteOptions
-from gantrymq.spark.read_schema import arrow_schema, default_schema
+from gantrymq.spark.read_schema import arrow_schema, check_selected, default_schema
 from gantrymq.spark.reader import RocketMQBatchReader, RocketMQPushdownReader, RocketMQStreamReader
 from gantrymq.spark.store.datasource import RocketMQStoreDataSource
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL, HAS_FILTERS, DataSourceStreamArrowWriter
@@ -40,16 +41,17 @@ class RocketMQDataSource(DataSource):
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
             property_columns=options.property_columns,
             body=options.body,
+            columns=options.columns,
         )
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
+        return RocketMQBatchReader(options, _columns(schema, options), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else LegacyStreamReader
         options = ReadOptions.parse(self.options, streaming=True)
-        return reader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
+        return reader(options, _columns(schema, options), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = WriteOptions.parse(self.options, streaming=False)
@@ -67,9 +69,7 @@ class RocketMQPushdownDataSource(RocketMQDataSource):
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQPushdownReader(
-            options, arrow_schema(schema, options.property_columns, options.body), schema.names
-        )
+        return RocketMQPushdownReader(options, _columns(schema, options), schema.names)
 
 
 def register(spark: SparkSession) -> None:
@@ -83,6 +83,11 @@ def register(spark: SparkSession) -> None:
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)
     spark.dataSource.register(RocketMQStoreDataSource)
+
+
+def _columns(schema: StructType, options: ReadOptions) -> pa.Schema:
+    check_selected(schema, options.columns)
+    return arrow_schema(schema, options.property_columns, options.body)
 
 
 def _check_write(schema: StructType, options: WriteOptions, overwrite: bool) -> None:

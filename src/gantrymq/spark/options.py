@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gantrymq.arrow import options as arrow_options
+from gantrymq.arrow.option_values import comma_list
 from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.bodies.encoding import AUTO_REGISTER, BodyEncoding
 from gantrymq.spark.option_values import QueryValues
 
-READ_OPTIONS = (*arrow_options.READ_OPTIONS, *BODY_OPTIONS)
+#: Selects the columns of a read that has no schema of its own.
+COLUMNS = "columns"
+READ_OPTIONS = (*arrow_options.READ_OPTIONS, COLUMNS, *BODY_OPTIONS)
 WRITE_OPTIONS = (*arrow_options.WRITE_OPTIONS, *BODY_OPTIONS, AUTO_REGISTER)
 
 
@@ -22,12 +25,15 @@ class ReadOptions(arrow_options.ReadOptions):
     """The options of a read in Spark.
 
     Options:
+        columns: The columns of the read, separated by commas. The others cost nothing. It excludes `.schema(...)`.
         bodyFormat, bodySchema, bodySchemaFile, bodyMessage, schema.registry.*: Decode bodies into the column `value`
             (`bodies.body_format.BodyOptions`).
         Others: As in `arrow.options.ReadOptions`.
     """
 
     body: BodyOptions | None = None
+    #: Empty for the default columns.
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -37,7 +43,8 @@ class ReadOptions(arrow_options.ReadOptions):
         """
         values = QueryValues(options, READ_OPTIONS, "read", WRITE_OPTIONS)
         parsed = cls.of(values, streaming=streaming)
-        return replace(parsed, body=BodyOptions.parse(values, parsed.topics))
+        columns = tuple(comma_list(values.get(COLUMNS) or ""))
+        return replace(parsed, body=BodyOptions.parse(values, parsed.topics), columns=columns)
 
 
 @dataclass(slots=True, frozen=True)

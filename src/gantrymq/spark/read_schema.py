@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from gantrymq.arrow.columns import BODY, BODY_ERROR, PROPERTIES, READ_COLUMNS, VALUE, proper_name
 from gantrymq.errors import ConfigError
@@ -20,26 +21,45 @@ def default_schema(
     include_body_error: bool,
     property_columns: Iterable[str] = (),
     body: BodyOptions | None = None,
+    columns: Sequence[str] = (),
 ) -> StructType | str:
-    """Returns the schema of a read if the query specifies none.
+    """Returns the schema of a read if the query specifies none. `columns` selects columns; empty for the default ones.
 
     It is DDL if the options have DDL, because only Spark can parse it. With a `body`, the column `value` replaces the
-    column `body`. If `include_body_error` is true, the schema has both. Raises ConfigError for an invalid body schema.
+    column `body`. If `include_body_error` is true, the schema has both. Raises ConfigError for an invalid body schema,
+    and for an unknown column.
     """
     is_included = {
         PROPERTIES: include_properties,
         BODY_ERROR: include_body_error,
         BODY: body is None or include_body_error,
     }
-    kinds = {name: kind for name, kind in READ_TYPES.items() if is_included.get(name, True)}
+    kinds: dict[str, DataType | str] = dict(READ_TYPES)
     kinds |= dict.fromkeys(property_columns, StringType())
-    value = None if body is None else body.column_type()
-    if isinstance(value, str):
-        quoted = [f"`{name.replace('`', '``')}` {kind.simpleString()}" for name, kind in kinds.items()]
-        return ", ".join([*quoted, f"{VALUE} {value}"])
-    if value is not None:
-        kinds[VALUE] = value
-    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+    if body is not None:
+        kinds[VALUE] = body.column_type()
+    names = [proper_name(name, kinds) for name in columns] or [name for name in kinds if is_included.get(name, True)]
+    if unknown := [name for name in names if name not in kinds]:
+        raise ConfigError(f"option columns: no column {unknown[0]!r} in this read; there are {', '.join(kinds)}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"option columns: {twice[0]!r} is there twice")
+    fields = [(name, kinds[name]) for name in names]
+    if any(isinstance(kind, str) for _, kind in fields):
+        return ", ".join(f"`{name.replace('`', '``')}` {_ddl(kind)}" for name, kind in fields)
+    return StructType([StructField(name, kind) for name, kind in fields if isinstance(kind, DataType)])
+
+
+def check_selected(schema: StructType, columns: Sequence[str]) -> None:
+    """Raises ConfigError if the query has a schema with other columns than the option `columns`."""
+    if columns and [name.lower() for name in schema.names] != [name.lower() for name in columns]:
+        raise ConfigError(
+            f"option columns has {', '.join(columns)}, but the schema of the query has {', '.join(schema.names)}: "
+            "leave one of them out"
+        )
+
+
+def _ddl(kind: DataType | str) -> str:
+    return kind if isinstance(kind, str) else kind.simpleString()
 
 
 def arrow_schema(

@@ -129,6 +129,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The time of the next check of queues without new messages.
         self._check_at = 0.0
         self._committed: Offsets = {}
+        #: The time of the last micro-batch that minOffsetsPerTrigger didn't delay; None before the first one.
+        self._last_trigger_at: float | None = None
         #: Created with the first request, because Spark pickles readers.
         self._connections: _Connections | None = None
 
@@ -171,6 +173,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if queue in starts
             }
         starts = position.ends | new
+        if target is None and self._is_delayed(sum(max(0, end - starts[queue]) for queue, end in ends.items())):
+            return start
         limited = ends
         if isinstance(limit, ReadMaxRows):
             limited = limit_rows(starts, ends, limit.max_rows, position.turn)
@@ -187,6 +191,21 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = record_plan(self._plan(starts, ends))
         self._planned = StreamPosition(ends, new_starts, firsts, position.began, lasts, turn, plan).to_json()
         return self._planned
+
+    def _is_delayed(self, available: int) -> bool:
+        """Whether a micro-batch with `available` messages must wait for more, by minOffsetsPerTrigger.
+
+        Source: KafkaMicroBatchStream.delayBatch. As there, the first micro-batch of a query is never delayed.
+        """
+        least = self._options.min_offsets_per_trigger
+        if least is None or not available:
+            return False
+        now = time.monotonic()
+        last = self._last_trigger_at
+        if last is not None and available < least and now - last < self._options.max_trigger_delay_ms / 1000:
+            return True
+        self._last_trigger_at = now
+        return False
 
     def _plan(self, starts: Offsets, ends: Offsets) -> list[list[OffsetRange]]:
         sizes: MessageSizes = {}

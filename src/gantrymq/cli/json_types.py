@@ -1,0 +1,101 @@
+"""`JsonTypes` derives Spark's DDL from sampled JSON bodies.
+
+| JSON | DDL |
+|---|---|
+| true, false | BOOLEAN |
+| integers | BIGINT; DECIMAL(38,0) if one of them needs more than 64 bits |
+| numbers with a fraction or an exponent, also among integers | DOUBLE |
+| strings | STRING |
+| arrays | ARRAY |
+| objects | STRUCT; MAP<STRING, STRING> if none has a field |
+| only null | STRING |
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum, auto
+from typing import Any
+
+_MOST_BIGINT = 2**63
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _Kind(StrEnum):
+    BOOLEAN = auto()
+    NUMBER = auto()
+    STRING = auto()
+    ARRAY = auto()
+    OBJECT = auto()
+
+
+class JsonTypes:
+    """The types of the values at one place of the sampled bodies, and of the values in them."""
+
+    def __init__(self) -> None:
+        self._kinds: Counter[_Kind] = Counter()
+        self._has_fraction = False
+        self._is_large = False
+        self._fields: dict[str, JsonTypes] = {}
+        self._items: JsonTypes | None = None
+
+    def add(self, value: Any) -> None:
+        """Adds a decoded JSON value."""
+        match value:
+            case None:
+                return
+            case bool():
+                self._kinds[_Kind.BOOLEAN] += 1
+            case int() | float():
+                self._kinds[_Kind.NUMBER] += 1
+                self._has_fraction |= isinstance(value, float)
+                self._is_large |= not -_MOST_BIGINT <= value < _MOST_BIGINT
+            case str():
+                self._kinds[_Kind.STRING] += 1
+            case list():
+                self._kinds[_Kind.ARRAY] += 1
+                self._items = self._items or JsonTypes()
+                for item in value:
+                    self._items.add(item)
+            case dict():
+                self._kinds[_Kind.OBJECT] += 1
+                for name, item in value.items():
+                    self._fields.setdefault(name, JsonTypes()).add(item)
+
+    def fields_ddl(self) -> str:
+        """Returns the fields of objects, as the option bodySchema has them: `id BIGINT, tags ARRAY<STRING>`."""
+        return ", ".join(f"{_quoted(name)} {field.type_ddl()}" for name, field in self._fields.items())
+
+    def type_ddl(self) -> str:
+        """Returns the type. If values have several kinds, it is the most frequent kind."""
+        if not self._kinds:
+            return "STRING"
+        match self._kinds.most_common(1)[0][0]:
+            case _Kind.BOOLEAN:
+                return "BOOLEAN"
+            case _Kind.NUMBER:
+                return "DOUBLE" if self._has_fraction else "DECIMAL(38,0)" if self._is_large else "BIGINT"
+            case _Kind.STRING:
+                return "STRING"
+            case _Kind.ARRAY:
+                return f"ARRAY<{'STRING' if self._items is None else self._items.type_ddl()}>"
+            case _Kind.OBJECT:
+                if not self._fields:
+                    return "MAP<STRING, STRING>"
+                inner = ", ".join(f"{_quoted(name)}: {field.type_ddl()}" for name, field in self._fields.items())
+                return f"STRUCT<{inner}>"
+
+    def mixed(self, path: str = "") -> Iterator[str]:
+        """Yields a description of each field whose values have several kinds."""
+        if len(self._kinds) > 1:
+            yield f"{path}: " + ", ".join(f"{count} of type {kind}" for kind, count in self._kinds.most_common())
+        if self._items is not None:
+            yield from self._items.mixed(f"{path}[]")
+        for name, field in self._fields.items():
+            yield from field.mixed(f"{path}.{name}" if path else name)
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"

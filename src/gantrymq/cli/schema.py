@@ -1,0 +1,88 @@
+"""Implements `gantry schema`: derives the schema of the bodies of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from gantrymq.cli.json_types import JsonTypes
+from gantrymq.cli.lazy import new_app
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import Target, find_target
+
+app = new_app(no_args_is_help=True)
+DEFAULT_SAMPLE = 1000
+
+
+@app.callback()
+def schema() -> None:
+    """Derive the schema of the bodies of a topic."""
+
+
+@app.command()
+def infer(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, metavar="N", help="The number of messages, the newest of each queue.")
+    ] = DEFAULT_SAMPLE,
+    name_servers: NameServers = None,
+    context: ContextName = None,
+    tls_config: TlsConfigFile = None,
+    acl_config: AclConfigFile = None,
+) -> None:
+    """Write the fields of JSON bodies as DDL, for the option bodySchema of Spark reads.
+
+    Bodies that are no JSON object, and fields with several types, are reported on standard error. Strings with times
+    remain STRING: replace the type with TIMESTAMP or DATE if all values have the format of RFC 3339.
+    """
+    from gantrymq.errors import ClientError
+
+    bodies = asyncio.run(_newest_bodies(find_target(name_servers, context, tls_config, acl_config), topic, sample))
+    if not bodies:
+        raise ClientError(f"topic {topic!r} has no message: its schema can't be inferred")
+    types = JsonTypes()
+    others = 0
+    for body in bodies:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            types.add(value)
+        else:
+            others += 1
+    if not (ddl := types.fields_ddl()):
+        raise ClientError(f"none of {len(bodies)} messages of topic {topic!r} is a JSON object with fields")
+    if others:
+        print(f"{others} of {len(bodies)} bodies are no JSON object", file=sys.stderr)
+    for description in types.mixed():
+        print(f"several types in {description}", file=sys.stderr)
+    print(ddl)
+
+
+async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
+    """Returns up to about `count` bodies: the newest ones of each queue."""
+    from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, LitePullConsumer
+    from gantrymq.protocol.topic_name import TOOLS_GROUP
+
+    bodies: list[bytes] = []
+    async with LitePullConsumer(
+        target.name_servers,
+        TOOLS_GROUP,
+        auto_commit=False,
+        ssl_context=target.ssl_context,
+        credentials=target.credentials,
+    ) as reader:
+        queues = await reader.queues(topic)
+        await reader.assign(queues)
+        of_queue = -(-count // max(1, len(queues)))
+        ends = {queue: await reader.end_offset(queue) for queue in queues}
+        for queue, end in ends.items():
+            await reader.seek(queue, max(0, end - of_queue))
+        while any(reader.position(queue) < end for queue, end in ends.items()):
+            bodies += [message.body for message in await reader.poll(max_messages=MAX_POLL_MESSAGES, timeout=0.1)]
+    return bodies
