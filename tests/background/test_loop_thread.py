@@ -122,14 +122,18 @@ def test_what_comes_while_it_stops_is_cancelled(caplog: pytest.LogCaptureFixture
     async def work() -> None:
         await asyncio.Event().wait()
 
+    async def running_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def submit_and_stop() -> None:
         futures.append(threads[0].submit(work()))
-        threads[0]._loop.stop()
+        loop.stop()
 
     futures: list[Future[None]] = []
     threads = [LoopThread("gantrymq-test")]
     threads[0].start()
-    threads[0]._loop.call_soon_threadsafe(submit_and_stop)
+    loop = threads[0].submit(running_loop()).result(TIMEOUT_S)
+    loop.call_soon_threadsafe(submit_and_stop)
     wait_until(lambda: futures)
     threads.pop().stop()
     assert futures.pop().cancelled()

@@ -50,6 +50,7 @@ class ProducerBroker:
     Records sends in `sent`, and END_TRANSACTION in `ends`.
 
     `connection` is the producer's. Heartbeats get a response unless the broker `hangs`; `heartbeats` counts them.
+    `unregistered` counts UNREGISTER_CLIENT.
     """
 
     def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
@@ -59,6 +60,7 @@ class ProducerBroker:
         self.sent: list[Sent] = []
         self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
         self.heartbeats = 0
+        self.unregistered = 0
         self.hangs = False
         self.connection: Connection | None = None
         sends = (
@@ -71,7 +73,7 @@ class ProducerBroker:
                 **dict.fromkeys(sends, self._send),
                 RequestCode.END_TRANSACTION: self._end,
                 RequestCode.HEART_BEAT: self._heartbeat,
-                RequestCode.UNREGISTER_CLIENT: lambda connection, request: RemotingCommand.response(),
+                RequestCode.UNREGISTER_CLIENT: self._unregister,
                 RequestCode.GET_MAX_OFFSET: self._max_offset,
             },
             ListenOptions("127.0.0.1", port),
@@ -107,6 +109,10 @@ class ProducerBroker:
         self.connection = connection
         self.heartbeats += 1
         return None if self.hangs else RemotingCommand.response()
+
+    def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.unregistered += 1
+        return RemotingCommand.response()
 
     def _max_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if self.answer is ResponseCode.SUCCESS:

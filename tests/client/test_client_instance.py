@@ -33,7 +33,7 @@ class BrokenHook:
         pass
 
 
-async def test_whatever_fails_in_a_heartbeat_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_of_a_hook_is_logged_and_heartbeats_continue(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the rebalance and the pulls, which also send heartbeats, would end."""
     broker, hook = ProducerBroker(), BrokenHook()
     async with scripted_cluster(broker) as address:
@@ -47,24 +47,26 @@ async def test_whatever_fails_in_a_heartbeat_ends_nothing(caplog: pytest.LogCapt
         await client.close()
 
 
-async def test_brokers_that_have_left_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+async def test_close_unregisters_from_no_broker_that_left_the_routes(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise their addresses would accumulate, and the close would try to connect to each."""
-    broker = ProducerBroker()
+    broker, gone = ProducerBroker(), ProducerBroker("gone")
     async with scripted_cluster(broker) as address:
         client = ClientInstance(address, group_data=ProducerData("group"))
-        await client.routes.get("topic")
-        client.routes.all_brokers()["gone"] = {0: "127.0.0.1:1"}
-        await client.greet_new_brokers()
-        client._greeted.add("127.0.0.1:1")
-        del client.routes.all_brokers()["gone"]
-        caplog.clear()
-        await client.heartbeat()
-        assert client._greeted == client._announced == {broker.address}
-        await client.close()
+        async with serving([gone]):
+            await client.routes.get("topic")
+            client.routes.all_brokers()["gone"] = {0: gone.address}
+            await client.greet_new_brokers()
+            assert (broker.heartbeats, gone.heartbeats) == (1, 1)
+            del client.routes.all_brokers()["gone"]
+            caplog.clear()
+            await client.heartbeat()
+            await client.close()
+        assert (broker.heartbeats, gone.heartbeats) == (2, 1)
+        assert (broker.unregistered, gone.unregistered) == (1, 0)
         assert not caplog.records
 
 
-async def test_a_broker_whose_connection_was_lost_is_told_again() -> None:
+async def test_a_lost_connection_causes_a_new_heartbeat() -> None:
     """Without a new heartbeat, requests get no replies and transactions get no checks for 30 s."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
@@ -80,20 +82,20 @@ async def test_a_broker_whose_connection_was_lost_is_told_again() -> None:
         await client.close()
 
 
-async def test_who_needs_the_broker_at_once_tells_it_at_once() -> None:
+async def test_greet_new_brokers_sends_a_heartbeat_after_a_lost_connection() -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, Producer(address, "group") as producer:
         await producer.queues("topic")
         await producer.client.greet_new_brokers()
         assert broker.connection is not None
         broker.connection.abort()
-        await until(lambda: not producer.client._greeted)
+        await until(lambda: not producer.client.remoting.is_connected(broker.address))
         await producer.queues("topic")
         await producer.client.greet_new_brokers()
         assert broker.heartbeats == 2
 
 
-async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
+async def test_the_next_caller_waits_for_the_heartbeat_of_a_cancelled_call() -> None:
     """A cancelled caller must not count as a finished heartbeat. Otherwise the next request's reply is lost."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
@@ -101,16 +103,16 @@ async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
         await client.routes.get("topic")
         cancelled = asyncio.ensure_future(client.greet_new_brokers())
         await asyncio.sleep(0)
-        assert client._greeting
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
+        assert broker.heartbeats == 0
         await client.greet_new_brokers()
         assert broker.heartbeats == 1
         await client.close()
 
 
-async def test_all_who_need_the_broker_wait_for_the_one_heartbeat() -> None:
+async def test_concurrent_callers_wait_for_the_same_heartbeat() -> None:
     """A second caller must not continue before the heartbeat is complete."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
@@ -125,19 +127,19 @@ async def test_all_who_need_the_broker_wait_for_the_one_heartbeat() -> None:
         await client.close()
 
 
-async def test_who_has_no_time_leaves_the_wait_to_the_next() -> None:
+async def test_the_next_caller_waits_for_the_heartbeat_of_a_call_without_time() -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
         client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
         await client.greet_new_brokers(0.0)
-        assert client._greeting
+        assert broker.heartbeats == 0
         await client.greet_new_brokers()
         assert broker.heartbeats == 1
         await client.close()
 
 
-async def test_nobody_waits_again_for_a_broker_that_hangs() -> None:
+async def test_only_the_first_callers_wait_for_a_broker_that_hangs() -> None:
     broker = ProducerBroker()
     broker.hangs = True
     async with scripted_cluster(broker) as address:
@@ -145,20 +147,21 @@ async def test_nobody_waits_again_for_a_broker_that_hangs() -> None:
         await client.routes.get("topic")
         waited = [asyncio.ensure_future(client.greet_new_brokers(0.2)) for _ in range(2)]
         await asyncio.gather(*waited)
-        assert client._greeting
+        assert broker.heartbeats == 1
         async with asyncio.timeout(0.1):
             await client.greet_new_brokers()
         # If the broker responds again, it is used again.
         (await until(lambda: broker.connection)).abort()
         broker.hangs = False
-        await until(lambda: not client._greeting)
+        await until(lambda: not client.remoting.is_connected(broker.address))
         await client.greet_again(broker.address)
-        assert client._greeted == {broker.address}
-        assert not client._given_up
+        assert broker.heartbeats == 2
+        # The producer unregisters only from brokers that accepted its heartbeat.
         await client.close()
+        assert broker.unregistered == 1
 
 
-async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pause_between_reconnects_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
     port = free_port()
     broker = ProducerBroker(port=port)
@@ -177,7 +180,7 @@ async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: p
             await client.close()
 
 
-async def test_every_new_connection_begins_with_a_heartbeat() -> None:
+async def test_a_new_connection_starts_with_a_heartbeat() -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, Producer(address, "group") as producer:
         await producer.send(Message("topic", b"x"))

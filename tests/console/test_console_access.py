@@ -518,7 +518,7 @@ async def test_a_password_is_in_no_log_and_on_no_page(stranger: httpx.AsyncClien
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_attempts() -> None:
+def test_failed_logins_make_their_address_wait() -> None:
     attempts = LoginAttempts()
     for n in range(MAX_FAILURES):
         assert attempts.wait_s("a", n) == 0
@@ -526,9 +526,20 @@ def test_attempts() -> None:
     assert attempts.wait_s("a", MAX_FAILURES) == WITHIN_S - MAX_FAILURES
     assert attempts.wait_s("b", MAX_FAILURES) == 0
     assert attempts.wait_s("a", WITHIN_S) == 0
-    for n in range(MAX_KNOWN + 1):
-        attempts.failed(f"many {n}", 1000.0)
-    assert len(attempts._failures) == MAX_KNOWN
+
+
+def test_failed_logins_of_too_many_addresses_replace_the_oldest() -> None:
+    attempts = LoginAttempts()
+    for address in ("a", "b"):
+        for n in range(MAX_FAILURES):
+            attempts.failed(address, n)
+    for n in range(MAX_KNOWN - 1):
+        attempts.failed(f"many {n}", MAX_FAILURES)
+    assert attempts.wait_s("a", MAX_FAILURES) == 0
+    assert attempts.wait_s("b", MAX_FAILURES) > 0
+
+
+def test_a_successful_login_removes_one_failed_attempt() -> None:
     attempts = LoginAttempts()
     for n in range(MAX_FAILURES):
         attempts.failed("a", n)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from wait_until import until
@@ -127,20 +126,20 @@ async def test_an_error_is_the_answer() -> None:
         assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "no")
 
 
-async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_requests, "LONG_REQUESTS", replace(LONG_REQUESTS, size_of_one=10_000))
+async def test_the_size_of_long_requests_of_a_connection_is_limited() -> None:
+    half = bytes(LONG_REQUESTS.size_of_one // 2)
     async with running() as requests:
         askers = [Asker(), Asker()]
         for asker in askers:
-            requests.run(asker, request(bytes(5000)), steps(1000))
+            requests.run(asker, request(half), steps(1000))
         for asker in askers:
             with pytest.raises(RequestRefused) as refused:
-                requests.run(asker, request(bytes(5000)), steps(1000))
+                requests.run(asker, request(half), steps(1000))
             assert refused.value.code == ResponseCode.SYSTEM_BUSY
         assert len(requests) == 2
         # A closed connection frees its part of the limit.
         requests.connection_closed(askers[0])
-        assert requests.run(askers[0], request(bytes(5000)), steps(1)) is None
+        assert requests.run(askers[0], request(half), steps(1)) is None
         for asker in askers:
             requests.connection_closed(asker)
         assert len(requests) == 0

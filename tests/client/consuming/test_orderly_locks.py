@@ -75,24 +75,24 @@ async def client_of(broker: LockBroker) -> AsyncIterator[ClientInstance]:
         await client.close()
 
 
-async def test_a_lock_given_back_while_it_is_renewed_is_not_renewed_again() -> None:
+async def test_a_lock_that_is_released_during_its_renewal_is_not_renewed_again() -> None:
     """Otherwise the lock would be taken from the queue's next consumer, or never be released."""
     broker = LockBroker()
     async with locks_over(broker) as locks:
         assert await locks.lock([QUEUE]) == {QUEUE}
         broker.held = asyncio.Event()
-        renewing = asyncio.create_task(locks._renew_all())
+        renewing = asyncio.create_task(locks.renew())
         await until(lambda: len(broker.asked) == 2)
         unlocking = asyncio.create_task(locks.unlock([QUEUE]))
         await unlocking
         broker.held.set()
         await renewing
         assert not locks.holds(QUEUE)
-        await locks._renew_all()
+        await locks.renew()
         assert len(broker.asked) == 2
 
 
-async def test_a_lock_of_a_broker_that_has_left_the_route_is_given_back() -> None:
+async def test_close_releases_the_lock_of_a_broker_that_left_the_route() -> None:
     """Otherwise the queue's next consumer would have to wait for a minute."""
     broker = LockBroker()
     async with client_of(broker) as client:
@@ -103,22 +103,22 @@ async def test_a_lock_of_a_broker_that_has_left_the_route_is_given_back() -> Non
         assert broker.unlocked == [QUEUE]
 
 
-async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
+async def test_renewal_requests_lost_locks_again_but_no_refused_ones() -> None:
     broker = LockBroker()
     async with locks_over(broker) as locks:
         broker.refuses = True
         assert await locks.lock([QUEUE]) == set()
-        await locks._renew_all()
+        await locks.renew()
         assert len(broker.asked) == 1
         broker.refuses = False
         assert await locks.lock([QUEUE]) == {QUEUE}
         assert locks.holds(QUEUE)
         # A lock that got lost while its queue is consumed is requested again.
         broker.refuses = True
-        await locks._renew_all()
+        await locks.renew()
         assert not locks.holds(QUEUE)
         broker.refuses = False
-        await locks._renew_all()
+        await locks.renew()
         assert locks.holds(QUEUE)
 
 
@@ -128,7 +128,7 @@ async def test_failed_requests_list_their_queues_briefly(caplog: pytest.LogCaptu
     async with locks_over(broker) as locks:
         assert await locks.lock(queues) == set(queues)
         broker.refuses = True
-        await locks._renew_all()
+        await locks.renew()
         await broker.server.stop()
         await locks.lock(queues)
         await locks.unlock(queues)
@@ -138,15 +138,15 @@ async def test_failed_requests_list_their_queues_briefly(caplog: pytest.LogCaptu
         assert any(line.startswith(f"can't {action} {listed} for group group: ") for line in caplog.messages)
 
 
-async def test_a_queue_that_another_consumer_had_meanwhile_is_known_as_such() -> None:
+async def test_was_lost_is_true_if_another_consumer_had_the_lock() -> None:
     """The remaining messages must be neither handled nor committed, because the other consumer is ahead."""
     broker = LockBroker()
     async with locks_over(broker) as locks:
         await locks.lock([QUEUE])
-        await locks._renew_all()
+        await locks.renew()
         assert not locks.was_lost(QUEUE)
         broker.refuses = True
-        await locks._renew_all()
+        await locks.renew()
         broker.refuses = False
         assert await locks.lock([QUEUE]) == {QUEUE}
         assert locks.was_lost(QUEUE)
@@ -155,7 +155,7 @@ async def test_a_queue_that_another_consumer_had_meanwhile_is_known_as_such() ->
         assert locks.holds(QUEUE)
 
 
-async def test_a_lock_that_is_granted_to_nobody_is_given_back() -> None:
+async def test_a_lock_granted_after_its_queue_was_released_is_unlocked() -> None:
     """The queue was released during the lock request. Otherwise the broker would lock out others for a minute."""
     broker = LockBroker()
     broker.held = asyncio.Event()
@@ -169,7 +169,7 @@ async def test_a_lock_that_is_granted_to_nobody_is_given_back() -> None:
         assert broker.unlocked == [QUEUE, QUEUE]
 
 
-async def test_a_lock_that_nobody_waits_for_any_more_is_not_renewed() -> None:
+async def test_the_lock_of_a_cancelled_call_is_released_and_not_renewed() -> None:
     broker = LockBroker()
     broker.held = asyncio.Event()
     async with locks_over(broker) as locks:
@@ -178,7 +178,7 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_not_renewed() -> None:
         locking.cancel()
         await asyncio.gather(locking, return_exceptions=True)
         broker.held.set()
-        await locks._renew_all()
+        await locks.renew()
         assert len(broker.asked) == 1
     # The broker granted the lock although no caller waited, so it is released.
     assert broker.unlocked == [QUEUE]

@@ -12,8 +12,7 @@ from wait_until import wait_until
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
-from gantrymq.client.producing import cross_thread_queue
-from gantrymq.client.producing.cross_thread_queue import CrossThreadQueue
+from gantrymq.client.producing.cross_thread_queue import MAX_MESSAGES, CrossThreadQueue
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, ClientError, IllegalMessage, ThreadDied
 from gantrymq.protocol.message import Message
@@ -110,29 +109,29 @@ class Enqueues(Producer):
         return asyncio.get_running_loop().create_future()
 
 
-def test_threads_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_thread_queue, "MAX_MESSAGES", 4)
+def test_threads_wait_while_the_queue_is_full() -> None:
+    count = MAX_MESSAGES + 6
     sends = Enqueues()
     with LoopThread("producer") as thread:
         queue = CrossThreadQueue(sends, thread)
         added: list[int] = []
 
         def add() -> None:
-            for n in range(10):
+            for n in range(count):
                 queue.add(Message("t", b"%d" % n), None, 3.0)
                 added.append(n)
 
         adding = threading.Thread(target=add)
         adding.start()
-        # One message is in `enqueue`, and four wait.
-        wait_until(lambda: len(added) == 5)
+        # One message is in `enqueue`, and MAX_MESSAGES wait.
+        wait_until(lambda: len(added) == MAX_MESSAGES + 1)
         adding.join(0.3)
-        assert (adding.is_alive(), len(added)) == (True, 5)
+        assert (adding.is_alive(), len(added)) == (True, MAX_MESSAGES + 1)
         sends.is_open.set()
         adding.join(20)
-        assert added == list(range(10))
-        wait_until(lambda: len(sends.bodies) == 10)
-    assert sends.bodies == [b"%d" % n for n in range(10)]
+        assert added == list(range(count))
+        wait_until(lambda: len(sends.bodies) == count)
+    assert sends.bodies == [b"%d" % n for n in range(count)]
 
 
 def test_a_cancelled_message_is_not_sent() -> None:

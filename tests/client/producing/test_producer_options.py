@@ -106,7 +106,7 @@ async def test_the_detector_brings_a_broker_back(monkeypatch: pytest.MonkeyPatch
     async with producer_over(good, bad, send_latency_fault_enable=True, start_detector_enable=True) as producer:
         while not bad.sent:
             await producer.send(MESSAGE)
-        faults = producer.sender._faults
+        faults = producer.sender.faults
         assert faults is not None
         assert not faults.is_reachable("bad")
         bad.answer = ResponseCode.SUCCESS

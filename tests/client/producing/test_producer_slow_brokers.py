@@ -92,7 +92,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
         async with Producer(
             cluster.namesrv_addr, "numbers", send_latency_fault_enable=latency_faults, hooks=[tries]
         ) as producer:
-            tries.faults = producer.sender._faults
+            tries.faults = producer.sender.faults
             await send_numbered(producer, range(COUNT), sends, TIMEOUT_S)
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert sends.acknowledged.keys() == found.keys() == set(range(COUNT))
@@ -131,7 +131,7 @@ async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
             await until(lambda: len(tries.answers) > answered, 90)
 
         async with Producer(cluster.namesrv_addr, "numbers", send_latency_fault_enable=True, hooks=[tries]) as producer:
-            tries.faults = producer.sender._faults
+            tries.faults = producer.sender.faults
             stopping = asyncio.create_task(stop_now_and_then())
             # Sends until the stops are over, and at least COUNT messages.
             numbers = itertools.takewhile(lambda number: number < COUNT or not stopping.done(), itertools.count())

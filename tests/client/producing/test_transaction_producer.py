@@ -163,42 +163,51 @@ async def test_checks_are_answered(kind: Any, state: LocalTransactionState) -> N
         assert (end.commit_or_rollback, end.from_transaction_check) == (state.value, True)
 
 
-async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(transaction_producer, "MAX_CHECKS", 3)
-    broker, listener = ProducerBroker(), AsyncListener(COMMIT)
+class SlowListener(AsyncListener):
+    """Commits every checked transaction once `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(COMMIT)
+        self.go_on = asyncio.Event()
+
+    async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        await self.go_on.wait()
+        return COMMIT
+
+
+async def test_checks_are_dropped_while_too_many_are_pending() -> None:
+    most = transaction_producer.MAX_CHECKS
+    broker, listener = ProducerBroker(), SlowListener()
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         await producer.queues("topic")
         await producer.client.greet_new_brokers()
         assert broker.connection
-        # All checks are in one write, and so in one read.
-        for number in range(10):
+        for number in range(most + 10):
             broker.connection.send_oneway(check(number))
-        await until(lambda: "dropped" in caplog.text)
-        await until(lambda: broker.ends)
-    assert len(broker.ends) < 10
+        # The response shows that the client has read the checks before it.
+        await broker.connection.invoke(RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO))
+        listener.go_on.set()
+        await until(lambda: len(broker.ends) == most)
+        broker.connection.send_oneway(check(most + 10))
+        await until(lambda: len(broker.ends) > most)
+    assert sorted(end.tran_state_table_offset for end, _ in broker.ends) == [*range(most), most + 10]
 
 
 async def test_large_checks_that_wait_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise two thousand checks of 16 MB each could be pending."""
-    go_on = asyncio.Event()
-
-    class Slow(AsyncListener):
-        async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-            await go_on.wait()
-            return COMMIT
-
+    listener = SlowListener()
     monkeypatch.setattr(transaction_producer, "MAX_CHECK_BYTES", 3 * len(check(0).body))
     broker = ProducerBroker()
-    async with scripted_cluster(broker) as address, TransactionProducer(address, "group", Slow(COMMIT)) as producer:
+    async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         await producer.queues("topic")
         await producer.client.greet_new_brokers()
         assert broker.connection
         for number in range(10):
             broker.connection.send_oneway(check(number))
         await until(lambda: caplog.text.count("dropped: 3 others wait") == 7)
-        go_on.set()
+        listener.go_on.set()
         await until(lambda: len(broker.ends) == 3)
         # There is free capacity again.
         broker.connection.send_oneway(check(10))

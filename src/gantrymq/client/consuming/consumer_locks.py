@@ -39,7 +39,7 @@ class ConsumerLocks:
         self._lost: set[MessageQueue] = set()
         #: Queues of lock requests without a response.
         self._asked: set[MessageQueue] = set()
-        self._renewer = Repeating(f"the renewal of the locks of group {group}", self._renew_all, RENEW_INTERVAL_S)
+        self._renewer = Repeating(f"the renewal of the locks of group {group}", self.renew, RENEW_INTERVAL_S)
         self._renewer.start()
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -65,12 +65,19 @@ class ConsumerLocks:
         self._locked |= dict.fromkeys(new, _NEVER)
         locked: set[MessageQueue] = set()
         try:
-            locked = await self._renew(wanted)
+            locked = await self._lock_at_brokers(wanted)
         finally:
             for queue in new - locked:
                 self._locked.pop(queue, None)
             self._lost -= new
         return locked
+
+    async def renew(self) -> None:
+        """Renews all locks. Those that the broker refuses count as lost (`RebalanceImpl.lockAll`)."""
+        held = set(self._locked)
+        locked = await self._lock_at_brokers(held)
+        if lost := (held - locked) & self._locked.keys():
+            log.warning("group %s can't renew the locks of %s", self._group, queues_by_topic(lost))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Releases locks. If that fails, they expire on the broker."""
@@ -95,13 +102,7 @@ class ConsumerLocks:
         except TimeoutError:
             log.info("not all locks of group %s were given back: they expire in a minute", self._group)
 
-    async def _renew_all(self) -> None:
-        held = set(self._locked)
-        locked = await self._renew(held)
-        if lost := (held - locked) & self._locked.keys():
-            log.warning("group %s can't renew the locks of %s", self._group, queues_by_topic(lost))
-
-    async def _renew(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    async def _lock_at_brokers(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         locked = await asyncio.gather(*(self._lock(address, wanted) for address, wanted in self._by_broker(queues)))
         return set().union(*locked)
 

@@ -78,7 +78,8 @@ class Sender:
         self._create_topic_key = options.create_topic_key
         self._default_topic_queue_nums = options.default_topic_queue_nums
         self._unit_mode = options.unit_mode
-        self._faults = LatencyFaults() if options.send_latency_fault_enable else None
+        #: The brokers' latency faults; None if `send_latency_fault_enable` is off.
+        self.faults = LatencyFaults() if options.send_latency_fault_enable else None
         self._detector: Repeating | None = None
         if options.send_latency_fault_enable and options.start_detector_enable:
             self._detector = Repeating("the search for brokers that are back", self._detect, DETECT_INTERVAL_MS / 1000)
@@ -103,7 +104,7 @@ class Sender:
         """Sends to `queue`, or to the next queue, without a response. Returns HOST:PORT of its broker."""
         if queue is None:
             info = await self.publish_info(encoded.topic, TIMEOUT_MS)
-            faults = self._faults
+            faults = self.faults
             queue = info.select() if faults is None else faults.select(info, None, int(clock.monotonic() * 1000))
         address = await self.broker_address(queue, TIMEOUT_MS)
         await self.client.api.send_oneway(address, self._command(queue, encoded))
@@ -176,7 +177,7 @@ class Sender:
         now = clock.monotonic
         deadline = now() + timeout_ms / 1000
         info = self._known_publish_info(encoded.topic) or await self.publish_info(encoded.topic, timeout_ms)
-        faults = self._faults
+        faults = self.faults
         try_timeout_ms = self._try_timeout(info, timeout_ms)
         tried: list[str] = []
         error: BrokerError | RemotingError | BrokerUnavailable | None = None
@@ -277,23 +278,23 @@ class Sender:
         return min(2 * pause_s, MOVING_MAX_S)
 
     def _isolate(self, queue: MessageQueue, began_ms: int, *, reachable: bool) -> None:
-        if self._faults is not None:
+        if self.faults is not None:
             now_ms = int(clock.monotonic() * 1000)
-            self._faults.update(queue.broker_name, now_ms - began_ms, now_ms, isolate=True, reachable=reachable)
+            self.faults.update(queue.broker_name, now_ms - began_ms, now_ms, isolate=True, reachable=reachable)
 
     async def _detect(self) -> None:
         """Probes the brokers that failed (`LatencyFaultToleranceImpl.detectByOneRound`)."""
-        assert self._faults is not None
+        assert self.faults is not None
         client = self.client
         topic = next(iter(self._publish_infos), None)
-        for broker in self._faults.due(int(clock.monotonic() * 1000)):
+        for broker in self.faults.due(int(clock.monotonic() * 1000)):
             address = client.routes.master_address(broker)
             if address is None:
-                self._faults.forget(broker)
+                self.faults.forget(broker)
             elif topic is not None:
                 try:
                     await client.api.max_offset(address, topic, 0, DETECT_TIMEOUT_MS, broker_name=broker)
-                    self._faults.detected(broker)
+                    self.faults.detected(broker)
                 except (RemotingError, BrokerError) as e:
                     log.debug("broker %s is not back: %s", broker, e)
 
