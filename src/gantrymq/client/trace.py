@@ -180,26 +180,18 @@ _FIELDS: dict[TraceType, Callable[[TraceContext, TraceBean], tuple[object, ...]]
 class TraceDispatcher:
     """Sends contexts to the trace topic, several in one message. Failed sends are logged and not repeated.
 
-    `send` is that of a producer, which must not trace its own messages to `topic`. Fewer than BATCH contexts wait for
-    more, for `flush_interval_s` seconds.
+    `send` is that of a producer, which must not trace its own messages to `topic`.
     """
 
-    def __init__(
-        self,
-        send: Callable[[Message], Awaitable[object]],
-        topic: str = TRACE_TOPIC,
-        *,
-        flush_interval_s: float = FLUSH_INTERVAL_S,
-    ) -> None:
+    def __init__(self, send: Callable[[Message], Awaitable[object]], topic: str = TRACE_TOPIC) -> None:
         self.topic = topic
-        self._flush_interval_s = flush_interval_s
         self._send = send
         self._waiting: deque[TraceContext] = deque()
         self._dropped = 0
         self._under_way = 0
         #: Held during a send, by the job or by `close`.
         self._sending = asyncio.Lock()
-        self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=flush_interval_s)
+        self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=FLUSH_INTERVAL_S)
 
     def append(self, context: TraceContext) -> bool:
         """Adds a context, in the event loop. Returns False, and drops the context, if too many are pending."""
@@ -210,7 +202,7 @@ class TraceDispatcher:
             return False
         self._waiting.append(context)
         self._job.start()
-        self._job.wake(0.0 if len(self._waiting) >= BATCH else self._flush_interval_s)
+        self._job.wake(0.0 if len(self._waiting) >= BATCH else FLUSH_INTERVAL_S)
         return True
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
 from records import message_at
 from wait_until import until
 
-from gantrymq.client.consuming.concurrently import RETRY_LOCALLY_S, ConsumeConcurrently
+from gantrymq.client.consuming import concurrently
+from gantrymq.client.consuming.concurrently import ConsumeConcurrently
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.errors import RequestTimeout
@@ -49,17 +51,8 @@ class Handler:
         raise ValueError("as scripted")
 
 
-def consumption(
-    broker: Broker, handler: Handler, timeout_s: float = 60.0, retry_delay_s: float = RETRY_LOCALLY_S
-) -> tuple[ConsumeConcurrently, ProcessQueue]:
-    made = ConsumeConcurrently(
-        handler,
-        4,
-        cast(SendBack, broker),
-        timeout_s,
-        lambda message: message.topic,
-        retry_delay_s=retry_delay_s,
-    )
+def consumption(broker: Broker, handler: Handler, timeout_s: float = 60.0) -> tuple[ConsumeConcurrently, ProcessQueue]:
+    made = ConsumeConcurrently(handler, 4, cast(SendBack, broker), timeout_s, lambda message: message.topic)
     process_queue = ProcessQueue(QUEUE, 0, FlowLimits())
     message = message_at(0)
     process_queue.put([message])
@@ -82,12 +75,13 @@ async def test_a_slow_handler_that_fails_while_its_message_goes_back() -> None:
     assert broker.came == [0]
 
 
-async def test_a_message_is_sent_back_again_after_a_failed_request() -> None:
+async def test_it_is_sent_back_again_when_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler fails while the message is being sent back because of its timeout, and this request fails."""
+    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
     broker, handler = Broker(), Handler()
     broker.held = asyncio.Event()
     broker.errors = [RequestTimeout("as scripted", "127.0.0.1:1")]
-    consuming, process_queue = consumption(broker, handler, timeout_s=0.01, retry_delay_s=0.01)
+    consuming, process_queue = consumption(broker, handler, timeout_s=0.01)
     await until(lambda: broker.came)
     handler.ended.set()
     await until(lambda: not consuming.pool.running())
@@ -98,11 +92,12 @@ async def test_a_message_is_sent_back_again_after_a_failed_request() -> None:
     assert handler.tries == 2
 
 
-async def test_a_message_is_sent_back_again_after_an_exception_of_a_hook() -> None:
+async def test_whatever_fails_in_sending_back_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
     broker, handler = Broker(), Handler()
     broker.errors = [ValueError("of a hook")]
     handler.ended.set()
-    consuming, process_queue = consumption(broker, handler, retry_delay_s=0.01)
+    consuming, process_queue = consumption(broker, handler)
     await until(lambda: not process_queue.first)
     await consuming.close(5)
     assert broker.came == [0, 0]
@@ -114,7 +109,7 @@ async def test_the_close_waits_neither_for_the_next_try_nor_for_ever() -> None:
     handler.ended.set()
     consuming, process_queue = consumption(broker, handler)
     await until(lambda: len(consuming._later))
-    async with asyncio.timeout(RETRY_LOCALLY_S / 2):
+    async with asyncio.timeout(concurrently.RETRY_LOCALLY_S / 2):
         await consuming.close(0.01)
     assert process_queue.first
 

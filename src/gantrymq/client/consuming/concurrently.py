@@ -36,7 +36,7 @@ class ConsumeConcurrently:
 
     If a handler takes longer than `timeout_s`, its message is sent back too, so that it does not block the committed
     offset. Without `send_back`, for broadcasting consumers, failures are only logged. `wire_topic` returns the topic of
-    a message with its namespace. If a message can't be sent back, the handler gets it again after `retry_delay_s`.
+    a message with its namespace.
     """
 
     def __init__(
@@ -46,14 +46,11 @@ class ConsumeConcurrently:
         send_back: SendBack | None,
         timeout_s: float,
         wire_topic: Callable[[MessageExt], str],
-        *,
-        retry_delay_s: float = RETRY_LOCALLY_S,
     ) -> None:
         self.pool: HandlerPool = handler_pool(handler, concurrency, self._handled)
         self._send_back_to = send_back
         self._timeout_s = timeout_s
         self._wire_topic = wire_topic
-        self._retry_delay_s = retry_delay_s
         #: Messages that are being sent back. None of them is sent back a second time.
         self._under_way: set[MessageExt] = set()
         self._sending_back = Tasks("the sending back of a message")
@@ -122,7 +119,7 @@ class ConsumeConcurrently:
 
     async def _again(self, process_queue: ProcessQueue, message: MessageExt) -> None:
         """Passes the message to the handler again. If the handler still runs on it, that run decides."""
-        await asyncio.sleep(self._retry_delay_s)
+        await asyncio.sleep(RETRY_LOCALLY_S)
         if message in process_queue and not any(running.message is message for running in self.pool.running()):
             message.reconsume_times += 1
             self.pool.submit(process_queue, [message])

@@ -38,10 +38,9 @@ class OffsetStore(Protocol):
 
 
 class BrokerOffsetStore:
-    """Offsets of a group on the brokers. Skips unchanged offsets for `repeat_s` seconds after their last commit."""
+    """Offsets of a group on the brokers."""
 
-    def __init__(self, client: ClientInstance, group: str, *, repeat_s: float = REPEAT_S) -> None:
-        self._repeat_s = repeat_s
+    def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
         #: Committed offsets, and the time of the commit (monotonic, s).
@@ -63,7 +62,7 @@ class BrokerOffsetStore:
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
         known, told_at = self._committed.get(queue, (-1, 0.0))
-        if known == offset and monotonic() - told_at < self._repeat_s:
+        if known == offset and monotonic() - told_at < REPEAT_S:
             return
         # If there is no response, the result is unknown; then the next commit must be sent in any case.
         self._committed.pop(queue, None)
