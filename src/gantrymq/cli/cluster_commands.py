@@ -1,4 +1,4 @@
-"""The command lines of `gantry up`, `doctor`, `topology` and `demo`. Other modules implement the commands."""
+"""Parses the options of `gantry up`, `doctor`, `topology` and `demo`. Other modules implement the commands."""
 
 from __future__ import annotations
 

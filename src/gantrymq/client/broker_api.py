@@ -254,7 +254,7 @@ class BrokerApi:
         await self.remoting.invoke_oneway(address, request)
 
     async def recall(self, address: str, header: RecallMessageRequestHeader, timeout_ms: int = TIMEOUT_MS) -> str:
-        """Recalls a timer message that is not delivered yet. Returns its unique key."""
+        """Recalls a timer message that has not been delivered yet. Returns its unique key."""
         request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, header)
         response = await self.remoting.call(address, request, timeout_ms)
         return response.read_header(RecallMessageResponseHeader).msg_id

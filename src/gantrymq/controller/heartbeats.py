@@ -1,4 +1,4 @@
-"""Heartbeats of brokers: records them as live brokers, and grants leases to masters (BrokerHeartbeatManager)."""
+"""Handles heartbeats: records their brokers as live, and grants leases to masters (BrokerHeartbeatManager)."""
 
 from __future__ import annotations
 

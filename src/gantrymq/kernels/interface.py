@@ -300,8 +300,8 @@ class Native(Protocol):
     ) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
         """Returns (size, queue offset, sysFlag, bytes before the body, body, properties) of each record from `at` on.
 
-        The call stops before a record that is invalid or belongs to another queue. It also stops before a record whose
-        queue offset is not larger than `last` and that of the previous record.
+        The call stops before a record that is invalid or belongs to another queue. The queue
+        offsets must increase, from `last` on: the call also stops before a record that breaks this rule.
         """
         ...
 

@@ -82,7 +82,7 @@ def _write_program(directory: Path, program: Traversable) -> None:
 
 
 def sample_orders() -> list[str]:
-    """Returns the orders of ten days as lines, the same in each call. One is a duplicate, and one line is no order."""
+    """Returns ten days of sample orders, one per line. One is a duplicate, and one line is no order."""
     start = datetime(2026, 1, 1, 8, tzinfo=UTC)
     lines = []
     for n in range(_ORDERS):

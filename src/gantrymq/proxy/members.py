@@ -38,9 +38,9 @@ log = peer_log(__name__)
 
 #: Limit of the consumers of one group that are registered at brokers. Each needs a connection to each broker.
 MAX_LANES = 1000
-#: Limit of producers' topics in one heartbeat.
+#: Largest number of producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100
-#: Limit of the routes that are requested in one round. Later rounds request the others.
+#: Largest number of routes that are requested in one round. Later rounds request the others.
 _LOOK_UPS = 500
 #: Delay of a heartbeat for new clients, s. Clients often start together and then share a heartbeat.
 _SOON_S = 0.1

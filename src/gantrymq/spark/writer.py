@@ -162,8 +162,8 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
     sent = _in_transaction(messages)
     if not sent:
         return
-    # After this time, brokers check the transaction, and discard half messages if no producer responds. A commit that
-    # has begun is completed, however long it takes.
+    # Brokers check a transaction that is open for longer, and discard its half messages if no producer responds. A
+    # commit that has begun is completed, however long it takes.
     age_s = time.time() - min(message.started_at for message in sent)
     if age_s > options.transaction_timeout_s:
         _abort(messages, options)

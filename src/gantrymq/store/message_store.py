@@ -303,7 +303,10 @@ class MessageStore:
         self._preallocation.has_wait_queue = False
 
     def end_wait_queue(self, *, anew: bool = False) -> None:
-        """Ends the precedence, because the wait queue is empty. With `anew`, all waiting callers start again."""
+        """Ends the precedence of waiting callers, because the wait queue is empty.
+
+        With `anew`, the callers retry, so the files that they need stay recorded.
+        """
         self._preallocation.has_wait_queue = False
         self._preallocation.refused = None
         if not anew:

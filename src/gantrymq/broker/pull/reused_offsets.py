@@ -35,7 +35,8 @@ class ReusedOffsets:
         # A group without a committed offset may start anywhere.
         if offset <= known or committed is None:
             return None
-        # A consumer that goes back discards its pulled messages, so it must receive the uncommitted ones again.
+        # A consumer that is sent back discards the messages that it has pulled, so it must receive the uncommitted
+        # messages again.
         return max(min(known, committed), queue.min_offset)
 
     def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:

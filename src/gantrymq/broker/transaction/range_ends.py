@@ -44,7 +44,7 @@ _STEP = 20
 MOST_OPEN = 1000
 #: Largest number of ranges of all open decisions.
 MOST_OPEN_RANGES = 4 * MAX_RANGES
-#: Number of decisions in the cache. For any other one, the op queue is searched.
+#: Largest number of decisions in the cache. For any other one, the op queue is searched.
 _MOST_REMEMBERED = 1000
 #: Longest time for which a request waits until its half messages have ended, in seconds. The response then has the
 #: number of those that are left.

@@ -404,7 +404,7 @@ class Producer(Lifecycle):
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     async def recall(self, topic: str, recall_handle: str, *, timeout: float | timedelta = TIMEOUT_S) -> str:
-        """Recalls a timer message that is not delivered yet, and returns its unique key.
+        """Recalls a timer message that has not been delivered yet, and returns its unique key.
 
         Args:
             topic: Topic of the message.

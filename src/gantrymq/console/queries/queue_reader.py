@@ -27,9 +27,10 @@ from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.topic_name import TOOLS_GROUP
 from gantrymq.system.clock import monotonic
 
-#: Limit of the queues that are read.
+#: Largest number of queues that are read.
 MAX_QUEUES = 256
-#: Limit of concurrent pulls, and of each one's size, bytes. A body can have 4 MiB; a list keeps only its beginning.
+#: Largest number of concurrent pulls, and largest size of each one, bytes. A body can have 4 MiB. A list keeps only
+#: its beginning.
 _PULLS = 4
 _PULL_BYTES = 256 * 1024
 #: Limit of the stored bodies that a page reads, bytes.
