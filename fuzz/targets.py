@@ -34,6 +34,7 @@ from gantrymq.protocol.bodies.heartbeat import HeartbeatData
 from gantrymq.protocol.bodies.queue_map import decode_with_queue_maps
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, decode_request_json, encode_json
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
@@ -68,10 +69,10 @@ def target(function: Target) -> Target:
 @target
 def frames(data: bytes) -> None:
     """Remoting frames and their headers, JSON and binary. Commands that were decoded are encoded and decoded again."""
-    commands = []
+    commands: list[RemotingCommand] = []
     with contextlib.suppress(FrameError, HeaderError):
         commands.extend(FrameReader().feed(data))
-    halves = []
+    halves: list[RemotingCommand] = []
     reader = FrameReader()
     with contextlib.suppress(FrameError, HeaderError):
         for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
