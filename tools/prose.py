@@ -28,7 +28,17 @@ _BANNED_WORDS = frozenset(
 #: Parts that no name of a module or package contains. Each was the name of several unrelated modules.
 _BANNED_IN_MODULES = ("eye", "held", "letters", "outgoing", "room", "sending", "showing", "waiting", "works")
 #: Directories whose modules have names that `_BANNED_IN_MODULES` applies to.
-_MODULE_ROOTS = ("bench", "interop", "native/fuzz/fuzz_targets", "native/src", "sim", "src/gantrymq", "tests", "tools")
+_MODULE_ROOTS = (
+    "bench",
+    "fuzz",
+    "interop",
+    "native/fuzz/fuzz_targets",
+    "native/src",
+    "sim",
+    "src/gantrymq",
+    "tests",
+    "tools",
+)
 _FIRST_WORDS = re.compile(r"(Of|What|Who|Whoever|Those)\b")
 _PHRASES = re.compile(r"\b(who has|what has|who is told|is told|nobody knows|knows of)\b", re.IGNORECASE)
 #: In texts of errors and of log lines.

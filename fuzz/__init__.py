@@ -1,0 +1,1 @@
+"""Fuzzing of the decoders, `./dev fuzz`: `targets` has one function for each format, `engine` mutates the inputs."""
