@@ -15,7 +15,7 @@ BY_MODULE = {
         "topicRoute": "Examine topic route info.",
         "topicStatus": "Examine topic status info.",
         "topicClusterList": "Get cluster info for topic.",
-        "topicList": "Fetch all topic list from name server.",
+        "topicList": "List all topics of the NameServers.",
         "updateOrderConf": "Create or update or delete order conf.",
         "allocateMQ": "Allocate MQ: which consumer would have which queues.",
     },
