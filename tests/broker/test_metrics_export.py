@@ -52,6 +52,35 @@ async def test_prom(tmp_path: Path) -> None:
         await broker.stop()
 
 
+async def test_configured_labels(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=MetricsExporterType.PROM,
+        metrics_prom_exporter_port=0,
+        metrics_prom_exporter_host="127.0.0.1",
+        metrics_label="zone:eu-1,,data-center:2,9th:x,node_id:other",
+    )
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"http://127.0.0.1:{metrics_of(broker).page_port}/metrics")).text
+    finally:
+        await broker.stop()
+    samples = [line for line in page.splitlines() if not line.startswith("#")]
+    assert samples
+    for sample in samples:
+        for label in ('zone="eu-1"', 'data_center="2"', '_th="x"', f'node_id="{settings.broker_name}"'):
+            assert label in sample
+        assert sample.count("node_id=") == 1
+
+
+@pytest.mark.parametrize("label", ["zone", "zone:", ":eu", "zone:eu:1"])
+def test_wrong_labels(tmp_path: Path, label: str) -> None:
+    with pytest.raises(ConfigError, match=f"metricsLabel={label}: NAME:VALUE"):
+        config(tmp_path, metrics_label=label)
+
+
 async def test_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = config(
         tmp_path / "store",

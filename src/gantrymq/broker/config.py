@@ -24,6 +24,8 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _NUMBERS = re.compile(r"[0-9.]+")
+#: What a name of a label may not contain, as in the Prometheus exporter of OpenTelemetry.
+_NOT_IN_LABEL_NAMES = re.compile(r"^[^a-zA-Z_]|[^a-zA-Z0-9_]")
 #: Limit against mistakes: queues of a topic on one broker. Java's largest topic, BenchmarkTest, has 1,024.
 MAX_QUEUE_NUMS = 65_536
 #: The default of Java's `BrokerStartup`, which replaces that of its `BrokerConfig`.
@@ -205,6 +207,8 @@ class BrokerConfig(TlsConfig):
     #: Port and address of the page for Prometheus with PROM. An empty address is `bind_address`.
     metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
     metrics_prom_exporter_host: str = ""
+    #: Labels that are added to every metric: NAME:VALUE, separated by commas.
+    metrics_label: str = ""
     #: Endpoint of the OTLP collector, a URL or HOST:PORT.
     metrics_grpc_exporter_target: str = ""
     #: Headers of the requests to the collector: NAME:VALUE, separated by commas.
@@ -273,6 +277,7 @@ class BrokerConfig(TlsConfig):
             if not self.metrics_grpc_exporter_target:
                 raise ConfigError(f"metricsExporterType={exporter.value}: metricsGrpcExporterTarget is missing")
             _ = self.metrics_headers
+        _ = self.metrics_labels
         # `BrokerController.start`: the period is between 10 s and 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))
 
@@ -300,6 +305,17 @@ class BrokerConfig(TlsConfig):
     def has_metrics(self) -> bool:
         """Whether metrics go anywhere."""
         return self.metrics_page is not None or self.metrics_exporter_type is not MetricsExporterType.DISABLE
+
+    @property
+    def metrics_labels(self) -> dict[str, str]:
+        """The labels of `metrics_label`. Characters that Prometheus does not allow in a name become `_`, as in Java."""
+        labels = {}
+        for pair in filter(None, self.metrics_label.split(",")):
+            name, _, value = pair.partition(":")
+            if not name or not value or ":" in value:
+                raise ConfigError(f"metricsLabel={self.metrics_label[:200]}: NAME:VALUE, several separated by commas")
+            labels[_NOT_IN_LABEL_NAMES.sub("_", name)] = value
+        return labels
 
     @property
     def metrics_headers(self) -> dict[str, str]:

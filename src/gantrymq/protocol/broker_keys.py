@@ -24,6 +24,7 @@ READ_AT_START = frozenset(
         "metricsExporterType",
         "metricsPromExporterPort",
         "metricsPromExporterHost",
+        "metricsLabel",
         "metricsGrpcExporterTarget",
         "metricsGrpcExporterHeader",
         "metricGrpcExporterTimeOutInMills",

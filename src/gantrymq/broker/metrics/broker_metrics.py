@@ -64,7 +64,8 @@ class BrokerMetrics(Feature):
     ) -> None:
         config = context.config
         self._config = config
-        self._labels = {
+        # As in Java, the labels of the configuration do not replace the broker's own ones.
+        self._labels = config.metrics_labels | {
             "node_type": "broker",
             "cluster": config.broker_cluster_name,
             "node_id": config.broker_name,
