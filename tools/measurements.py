@@ -92,6 +92,7 @@ SECTIONS = (
         "code was not recorded: do not compare its rates with those of the other tables.",
     ),
     Section("Long runs", "soak.json"),
+    Section("Simulator", "simulator.json"),
     Section(
         "Failover",
         "failover.json",
