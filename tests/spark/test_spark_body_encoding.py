@@ -346,7 +346,7 @@ def test_mistakes_are_told_when_the_write_is_planned(kind: DataType, options: di
 
 def test_columns_of_a_write() -> None:
     options = WriteOptions.parse({"nameserver": "a:1", "topic": "t", "bodyformat": "json"})
-    with pytest.raises(ConfigError, match="no use for column 'body'; it takes value, topic, keys"):
+    with pytest.raises(ConfigError, match="no use for column 'body'; it takes value, topic, brokerName, queueId, keys"):
         check_columns(StructType([StructField("body", StringType()), StructField("value", ORDER)]), options)
     with pytest.raises(ConfigError, match="needs a column value"):
         check_columns(StructType([StructField("keys", StringType())]), options)
