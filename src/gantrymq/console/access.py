@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 #: Interval between two checks of the users of sessions, s.
 CHECK_S = 5.0
-#: Limit of pending logins. Passwords are checked one after the other, 0.1 s each.
+#: Largest number of pending logins. Passwords are checked one after the other, 0.1 s each.
 MAX_LOGINS = 64
 #: After MAX_FAILURES within WITHIN_S, an address cannot log in until the oldest failure is older than that. If a user
 #: name has as many failures, from any addresses, a login with it only takes DELAY_S longer. Otherwise an attacker could
@@ -41,7 +41,7 @@ MAX_LOGINS = 64
 MAX_FAILURES = 5
 WITHIN_S = 60.0
 DELAY_S = 2.0
-#: Limit of the addresses and names whose failures are remembered. The oldest ones are dropped.
+#: Largest number of addresses and names whose failures are remembered. The oldest ones are dropped.
 MAX_KNOWN = 10_000
 _VISITOR = "gantrymq.visitor"
 #: Paths that need no login.

@@ -19,7 +19,7 @@ from gantrymq.protocol.message import MessageExt
 PREVIEW_BYTES = 1024
 MAX_START = 160
 MAX_DEPTH = 32
-#: Limit of the part of a body in which `contains` searches, bytes.
+#: Largest size of the part of a body in which `contains` searches, bytes.
 SEARCHED_BYTES = 1024 * 1024
 _HEX_ROW = 16
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)

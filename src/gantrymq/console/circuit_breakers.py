@@ -16,7 +16,7 @@ from gantrymq.system import threads
 
 SLOW_S = 0.5
 PROBE_EVERY_S = 5.0
-#: Limit of the open circuits. NameServers accept forged registrations, so there can be many.
+#: Largest number of open circuits. NameServers accept forged registrations, so there can be many.
 MAX_OPEN = 10_000
 
 

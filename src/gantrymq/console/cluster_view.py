@@ -37,7 +37,7 @@ SERVERS_FRESH_S = 2.0
 DOCTOR_FRESH_S = 60.0
 #: Timeout of a table, s. A broker needs some seconds for the progress of thousands of groups.
 TABLES_WITHIN_S = 30.0
-#: Limit of the brokers whose tables are read at once. Each table takes some megabytes of memory.
+#: Largest number of brokers whose tables are read at once. Each table takes some megabytes of memory.
 GATHERED_AT_ONCE = 3
 _STEP = 100
 #: Counter of a broker with the size of the messages that were sent to a topic.
@@ -50,9 +50,9 @@ _HOURS = re.compile(r"[0-9]{1,9}")
 _SERVERS_WAITS = 3
 #: Age at which the retention times of brokers are queried again, s.
 RETENTION_FRESH_S = 60.0
-#: Limit of the topics whose figures are cached.
+#: Largest number of topics whose figures are cached.
 MAX_FIGURES = 1000
-#: Limit of the groups whose dead-letter messages are counted. Pages show the number of further groups.
+#: Largest number of groups whose dead-letter messages are counted. Pages show the number of further groups.
 MAX_COUNTED = 1000
 #: Topic attribute with the message type (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
 MESSAGE_TYPE = "message.type"

@@ -32,7 +32,7 @@ REQUEST_WITHIN_S = 30.0
 UNREAD_WITHIN_S = 10.0
 #: Time after the connection or the last response in which a browser usually sends a request, s.
 FRESH_S = 1.0
-#: Limit of the unread responses of all connections, bytes. Above it, the largest one is closed.
+#: Largest size of the unread responses of all connections, bytes. Above it, the largest one is closed.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
 #: Prefix length of an IPv6 network, bits. Its addresses count as one source.
 _IPV6_PREFIX = 64

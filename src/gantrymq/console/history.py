@@ -29,7 +29,7 @@ SAMPLE_S = 15
 #: (resolution, maximum age, resolution after that), s. Resolution 0 means that the values are deleted.
 _AGES = ((15, 86400, 60), (60, 14 * 86400, 900), (900, 62 * 86400, 0))
 MAX_BYTES = 256 * 1024 * 1024
-#: Limit of the points of a chart.
+#: Largest number of points of a chart.
 MAX_POINTS = 360
 _TABLES = """
 PRAGMA journal_mode = WAL;
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS rebalances (
 );
 CREATE INDEX IF NOT EXISTS of_group ON rebalances (consumers, id);
 """
-#: Limit of the rebalances of all groups. The oldest ones are deleted.
+#: Largest number of rebalances of all groups. The oldest ones are deleted.
 MAX_REBALANCES = 20_000
 _MAX_NAMES = 20
 _IN_MEMORY = ":memory:"

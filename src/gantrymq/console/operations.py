@@ -16,7 +16,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.system.clock import now_ms
 
-#: Limit of the running operations of one view, and of the listed ones, running or ended.
+#: Largest number of running operations of one view, and of the listed ones, running or ended.
 MAX_RUNNING = 4
 _KEPT = 50
 

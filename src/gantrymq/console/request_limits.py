@@ -27,7 +27,7 @@ from gantrymq.system.clock import monotonic
 #: Limits of the requests in flight: to all servers, and to one.
 MAX_AT_ONCE = 32
 MAX_AT_ONE_SERVER = 6
-#: Limit of the pages and downloads with message bodies in memory, each up to 4 MiB.
+#: Largest number of pages and downloads with message bodies in memory, each up to 4 MiB.
 MAX_BODIES = 16
 #: Share of a timeout. If a request is cancelled after it, the server counts as not responding.
 _NEARLY = 0.9

@@ -17,7 +17,7 @@ from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.system.clock import now_ms, time
 
-#: Limit of the groups in a sample, ordered by lag and then by rate. 1,000 groups take 35 MB a day.
+#: Largest number of groups in a sample, ordered by lag and then by rate. 1,000 groups take 35 MB a day.
 MAX_GROUPS = 1000
 #: Timeout of a sample for brokers, s. Groups that take longer are in the next sample.
 _SERVERS_WAIT_S = 8.0
@@ -26,7 +26,7 @@ _GROUPS_WAIT_S = 4.0
 _THIN_EACH = 60
 
 
-#: Limit of the groups whose members are queried for one sample. Further groups follow in the next samples.
+#: Largest number of groups whose members are queried for one sample. Further groups follow in the next samples.
 GROUPS_PER_SAMPLE = 64
 
 

@@ -23,7 +23,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 #: Timeout of running responses when the server stops, s. A live tail would take 15 minutes.
 _GRACE_S = 2
-#: Limit of the requests in flight. The server rejects others with status 503.
+#: Largest number of requests in flight. The server rejects others with status 503.
 _MAX_AT_ONCE = 2 * MAX_CONNECTIONS
 
 

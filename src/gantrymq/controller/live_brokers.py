@@ -15,7 +15,7 @@ DEFAULT_TIMEOUT_MS = 10_000
 SOONEST_MS = 100
 #: Priority of a broker that sends none: it is elected last.
 LAST_PRIORITY = (1 << 31) - 1
-#: Limit of live brokers, so that invented ones cannot fill the memory.
+#: Largest number of live brokers, so that invented ones cannot fill the memory.
 MAX_BROKERS = 20_000
 
 

@@ -154,25 +154,25 @@ class ProxyConfig(TlsConfig):
     channel_expired_timeout: int = bounded(120_000, 1000, DAY_MS)
     #: Age at which a cached topic is requested again, s.
     topic_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Limit of the cached topics.
+    #: Largest number of cached topics.
     topic_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     #: Age at which a cached group is requested again, s.
     subscription_group_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Limit of the cached groups.
+    #: Largest number of cached groups.
     subscription_group_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     #: Age at which a cached user is requested again, s.
     user_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Limit of the cached users.
+    #: Largest number of cached users.
     user_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     #: Age at which the cached policies of a user are requested again, s.
     acl_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Limit of the users whose policies are cached.
+    #: Largest number of users whose policies are cached.
     acl_cache_max_num: int = bounded(20_000, 1, MAX_INT)
     #: Interval of the heartbeats to brokers for the proxy's clients, s.
     transaction_heartbeat_period_second: int = bounded(20, 1, MAX_INT)
     #: Time for which the position of a half message is cached.
     transaction_data_expire_millis: int = bounded(30_000, 100, DAY_MS)
-    #: Limit of the cached half messages of one transaction id.
+    #: Largest number of cached half messages of one transaction id.
     transaction_data_max_num: int = bounded(15, 1, MAX_INT)
     #: Timeout of a client's response to a broker's request, s.
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)

@@ -43,11 +43,11 @@ log = peer_log(__name__)
 _HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK = literal(b"grpc-status", b"0")
 
-#: Limit of a stream's messages that its handler hasn't processed.
+#: Largest number of a stream's messages that its handler hasn't processed.
 _MAX_WAITING = 1000
 #: Shorter messages are not scanned while there is plenty of memory: the scan takes 5 us.
 _MAX_UNSCANNED = 2048
-#: Limit of unread responses of a stream with requests in both directions.
+#: Largest size of the unread responses of a stream with requests in both directions, bytes.
 _MAX_UNREAD_BYTES = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 

@@ -36,7 +36,7 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Limit of the consumers of one group that are registered at brokers. Each needs a connection to each broker.
+#: Largest number of consumers of one group that are registered at brokers. Each needs a connection to each broker.
 MAX_LANES = 1000
 #: Largest number of producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100

@@ -12,9 +12,9 @@ from gantrymq.proxy.message_size import SizeLimit
 
 _KIB = 1024
 _MIB = 1024 * 1024
-#: Limit of a SendMessage beyond its largest body, bytes: properties and ids.
+#: Largest size of a SendMessage beyond its largest body, bytes: properties and ids.
 _BESIDE_BODY = _MIB
-#: Limit of the fields of a SendMessage: 4,096 messages with twelve fields each. The scan takes 15 ms, in slices.
+#: Largest number of fields of a SendMessage: 4,096 messages with twelve fields each. The scan takes 15 ms, in slices.
 _SEND_FIELDS = 48 * 1024
 _SEND_MEMORY = 16 * _MIB
 #: Limits by method name.

@@ -48,7 +48,7 @@ _TYPES: dict[str, list[MessageType]] = {
     topic_types.MIXED: [MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION],
     topic_types.UNSPECIFIED: [MessageType.MESSAGE_TYPE_UNSPECIFIED],
 }
-#: Limit of a request's topic and endpoints, bytes. The response repeats them for each queue.
+#: Largest size of a request's topic and endpoints, bytes. The response repeats them for each queue.
 MAX_REPEATED = 1024
 #: Protobuf tags of the fields with queues and assignments, and of the queue id.
 _QUEUES_OF_ROUTE = message_tag(QueryRouteResponse.MESSAGE_QUEUES_FIELD_NUMBER)

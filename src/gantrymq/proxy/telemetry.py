@@ -15,7 +15,7 @@ from gantrymq.proxy.v2.service_pb2 import TelemetryCommand
 from gantrymq.proxy.validation import check_group, check_topic
 from gantrymq.system.clock import monotonic
 
-#: Limit of the settings of one client, bytes. It allows thousands of topics.
+#: Largest size of the settings of one client, bytes. It allows thousands of topics.
 MAX_SETTINGS_SIZE = 1 << 20
 MAX_TOPICS = 10_000
 

@@ -34,7 +34,7 @@ WRITE_HIGH_WATER = 8 * 1024 * 1024
 ANSWERS_HIGH_WATER = 1024 * 1024
 #: With this many unsent bytes, a peer is sent no more one-way requests, because no caller waits for the buffer.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
-#: Limit of unsent responses that do not result from reading, for example late responses of tasks. In bytes.
+#: Largest size of unsent responses that do not result from reading, for example late responses of tasks. In bytes.
 UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 
 

@@ -19,7 +19,7 @@ from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.times import point_in_time
 
-#: Limit of the dead-letter messages of one operation.
+#: Largest number of dead-letter messages of one operation.
 MAX_RESENT = 10_000
 MAX_SELECTED = 200
 _PLACE = re.compile(r"(.{1,255}):([0-9]{1,9}):([0-9]{1,18})")

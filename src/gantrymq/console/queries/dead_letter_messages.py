@@ -17,13 +17,13 @@ from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 
-#: Limit of the dead-letter messages of one export.
+#: Largest number of dead-letter messages of one export.
 MAX_EXPORTED = 10_000
 MAX_SHOWN = 200
-#: Limit of the dead-letter messages that are read for one page. Possibly only a few of them match.
+#: Largest number of dead-letter messages that are read for one page. Possibly only a few of them match.
 MAX_READ = 5000
 _EXPORT_PAGE = 50
-#: Limit of a body in an export, bytes.
+#: Largest size of a body in an export, bytes.
 EXPORTED_BYTES = 64 * 1024
 
 

@@ -30,7 +30,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from gantrymq.protocol.version_name import version_name
 from gantrymq.system.clock import now_ms, time
 
-#: Limit of the queues with lag whose next message is read.
+#: Largest number of queues with lag whose next message is read.
 MAX_QUEUES_READ = 64
 MAX_REBALANCES = 20
 #: Period of the trend, s.

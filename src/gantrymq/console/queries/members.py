@@ -11,7 +11,7 @@ from gantrymq.console.queries.groups import Rate, Subscription, rates_of
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import ClientError
 
-#: Limit of the stacks on a page, characters. One stack has some thousand.
+#: Largest size of the stacks on a page, characters. One stack has some thousand.
 MAX_STACKS = 200_000
 
 

@@ -21,19 +21,19 @@ from gantrymq.system.clock import now_ms
 from gantrymq.times import point_in_time
 
 MAX_MESSAGES = 200
-#: Limit of the groups whose state of a message is queried.
+#: Largest number of groups whose state of a message is queried.
 MAX_GROUPS = 32
 #: Limits: number of trace messages that are read, and their size, bytes. Clients write up to 128,000 bytes.
 MAX_TRACES = 128
 MAX_TRACE_BYTES = 1024 * 1024
-#: Limit of the topics in which a traced message is searched. A trace has only one topic unless it is forged.
+#: Largest number of topics in which a traced message is searched. A trace has only one topic unless it is forged.
 MAX_TRACED_TOPICS = 4
 _STEPS = {"Pub": "send", "SubAfter": "consume", "EndTransaction": "end"}
 
 
 #: Time ranges that end now, s.
 SPANS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 6 * 3600, "1d": 86400}
-#: Limit of the messages that are read for one page with `search`. Possibly only a few of them match.
+#: Largest number of messages that are read for one page with `search`. Possibly only a few of them match.
 MAX_SEARCHED = 5000
 
 

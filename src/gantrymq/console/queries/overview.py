@@ -18,7 +18,7 @@ from gantrymq.system.clock import now_ms
 
 #: Longest wait for each part of the data, s. Until it arrives, the page shows other data and reloads itself.
 _WAIT_S = 0.3
-#: Limit of the groups with lag, and of those with dead letters.
+#: Largest number of groups with lag, and of those with dead letters.
 MAX_WORST_GROUPS = 5
 
 

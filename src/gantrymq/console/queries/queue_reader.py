@@ -33,7 +33,7 @@ MAX_QUEUES = 256
 #: its beginning.
 _PULLS = 4
 _PULL_BYTES = 256 * 1024
-#: Limit of the stored bodies that a page reads, bytes.
+#: Largest size of the stored bodies that a page reads, bytes.
 MAX_READ_BYTES = 64 * 1024 * 1024
 #: Longest time to read a page with a filter, s.
 READ_WITHIN_S = 10.0

@@ -18,11 +18,11 @@ from gantrymq.errors import BrokerError, ProtocolError, RemotingError
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.system.clock import monotonic
 
-#: Limit of the searched text, characters. It is the longest name of a group.
+#: Largest size of the searched text, characters. It is the longest name of a group.
 MAX_TEXT = 255
-#: Limit of the topics and of the groups in the result. The page shows the number of all of them.
+#: Largest number of topics and of groups in the result. The page shows the number of all of them.
 MAX_SHOWN = 20
-#: Limit of the topics in which a unique key is searched, because each of their brokers is queried.
+#: Largest number of topics in which a unique key is searched, because each of their brokers is queried.
 MAX_TOPICS_WITH_ID = 200
 #: Limit of the topics that are searched for a unique key at the same time, and of the whole search, s.
 _TOPICS_AT_ONCE = 8

@@ -25,9 +25,9 @@ from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: Limit of the groups whose members are queried.
+#: Largest number of groups whose members are queried.
 MAX_ASKED = 100
-#: Limit of the newest messages of the progress topic that are read.
+#: Largest number of newest messages of the progress topic that are read.
 MAX_PROGRESS = 200
 #: Largest decoded message, bytes. The progress of a query has some KiB.
 _MAX_PROGRESS_BYTES = 256 * 1024

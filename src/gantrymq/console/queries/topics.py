@@ -21,7 +21,7 @@ from gantrymq.protocol.bodies.stats import TopicStatsTable
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
 
-#: Limit of the queues for which the time of the oldest message is queried.
+#: Largest number of queues for which the time of the oldest message is queried.
 MAX_QUEUES_WITH_TIMES = 128
 #: Longest wait of the list for lags and figures, s. Until they arrive, the list reloads itself.
 _EXTRAS_WAIT_S = 0.2

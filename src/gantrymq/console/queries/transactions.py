@@ -10,7 +10,7 @@ from gantrymq.console.queries.servers import Nothing
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, TRANSACTION_CHECK_TIMES
 
-#: Limit of the half messages on the page.
+#: Largest number of half messages on the page.
 MAX_GIVEN_UP = 200
 
 

@@ -38,7 +38,7 @@ from gantrymq.proxy.validation import check_group, check_topic
 
 log = peer_log(__name__)
 
-#: Limit of the messages of one pull.
+#: Largest number of messages of one pull.
 MAX_BATCH = 1024
 #: Largest timestamp, ms: brokers use 64 bits for it.
 _LAST_MS = (1 << 63) - 1

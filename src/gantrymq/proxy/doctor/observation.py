@@ -21,7 +21,7 @@ from gantrymq.system import tls
 
 #: Topic of the route request if none is given. It does not exist: the error shows that a NameServer responded.
 PROBE = "gantry-doctor"
-#: Limit of the checked brokers of a topic, and of the checked addresses in a route.
+#: Largest number of checked brokers of a topic, and of the checked addresses in a route.
 MOST_TRIED = 20
 
 

@@ -27,7 +27,7 @@ from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.system import clock, network, randomness, tls
 from gantrymq.system.clock import monotonic
 
-#: Limit of a response, bytes. It is also the size of the receive windows.
+#: Largest size of a response, bytes. It is also the size of the receive windows.
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_FIELDS = 64 * 1024
 #: ":method POST" of the static table.

@@ -16,7 +16,7 @@ from gantrymq.system import randomness
 
 _MULTIPLIER = 2862933555777941757
 _U64 = (1 << 64) - 1
-#: Limit of the topics whose queues are cached.
+#: Largest number of topics whose queues are cached.
 _MOST_TOPICS = 20_000
 
 

@@ -43,7 +43,7 @@ log = peer_log(__name__)
 
 #: Timeout of a broker's response to a send, ms.
 SEND_TIMEOUT_MS = 3000
-#: Limit of the messages of one request.
+#: Largest number of messages of one request.
 MAX_MESSAGES = 4096
 RECALL_TIMEOUT_MS = 2000
 _END_REMARK = "end transaction from proxy"

@@ -58,7 +58,7 @@ _AFTER_POLLING_MS = 10_000
 _PREPARE_S = 1.0
 #: Timeout of pending requests to brokers when the server stops, s.
 _STOP_S = 0.5
-#: Limit of the subscribed topics of one client.
+#: Largest number of subscribed topics of one client.
 MAX_TOPICS = 10_000
 
 #: Requests that are forwarded to one broker. Admin requests are not among them: operators send these to a broker.
