@@ -50,7 +50,7 @@ class AssignmentWatch:
 
     def _look_at(self, group: str, queue: Queue) -> Iterator[str]:
         now, readers = self._scene.now(), sorted(self._scene.readers[group].get(queue, ()))
-        if len(readers) == 1 or not self._is_judged(group):
+        if len(readers) == 1 or not self._is_judged(group, is_read=bool(readers)):
             self._wrong_since.pop((group, queue), None)
             return
         since = self._wrong_since.setdefault((group, queue), now)
@@ -61,15 +61,19 @@ class AssignmentWatch:
             who = " and ".join(readers) if readers else f"no consumer of {group}"
             yield f"at {now:.0f} s {who} read queue {queue[2]} of {queue[0]}, for {now - since:.0f} s"
 
-    def _is_judged(self, group: str) -> bool:
+    def _is_judged(self, group: str, *, is_read: bool) -> bool:
         """Returns true if a queue must have exactly one consumer now."""
         scene = self._scene
         if group not in self._complete or not scene.members[group]:
             return False
         if all(self._has_all_brokers(program) for program in scene.servers.name_servers):
             return True
-        # A new consumer joins the group when its route is complete.
-        return self._is_route_awaited()
+        # A new consumer joins the group when its route is complete. If there are no others, nobody reads until then.
+        return self._is_route_awaited() and (is_read or not self._are_all_new(group))
+
+    def _are_all_new(self, group: str) -> bool:
+        """Returns true if no consumer of the group has a route from before the NameServers' restart."""
+        return all(at > self._scene.name_servers_at - _MOVES_S for at in self._scene.members[group].values())
 
     def _is_route_awaited(self) -> bool:
         """Returns true if the NameServers kept their disks and run for less than a registration period."""
