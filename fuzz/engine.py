@@ -83,7 +83,10 @@ def check(name: str, data: bytes) -> BaseException | None:
     try:
         with _limited():
             TARGETS[name](data)
-    except Exception as e:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        # A panic of native code is no Exception.
         return e
     return None
 

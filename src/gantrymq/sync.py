@@ -13,6 +13,7 @@ thread. After a fork, the child process must create new clients.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import threading
@@ -116,7 +117,7 @@ class _Sync:
             return
         is_told = self._death_is_told
         try:
-            self._wait(self._client.close())
+            self._wait(self._close_client())
         except ClientClosed:
             log.debug("closed by another thread meanwhile")
         except ThreadDied:
@@ -124,6 +125,9 @@ class _Sync:
                 raise
         finally:
             self._stop_thread()
+
+    async def _close_client(self) -> None:
+        await self._client.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -211,12 +215,14 @@ class SyncProducer(_Sync):
         self._producer = producer
         self._enqueued: CrossThreadQueue | None = None
 
-    def close(self) -> None:
-        """As `start` and `close` of other clients. First, all enqueued messages are sent, for at most 10 seconds."""
-        if self._enqueued is not None and not self._was_forked:
-            with suppress(GantryError, CancelledError, TimeoutError):
-                self._submit(self._enqueued.drained()).result(CLOSE_TIMEOUT_S)
-        super().close()
+    async def _close_client(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CLOSE_TIMEOUT_S
+        if self._enqueued is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._enqueued.drained()
+        await self._client.close(timeout=max(deadline - loop.time(), 0.0))
 
     def enqueue(
         self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -37,8 +38,6 @@ def config(name_server: str, tmp_path: Path) -> Path:
         "namesrvAddr": name_server.replace(":", "\\:"),
         "listenPort": str(free_port(2)),
         "brokerIP1": "127.0.0.1",
-        # `gantry broker -c` sets this key.
-        "brokerConfigPath": str(tmp_path / "broker.conf"),
         "bindAddress": "127.0.0.1",
         "metricsPort": str(free_port()),
         "storePathRootDir": str(tmp_path / "store"),
@@ -80,8 +79,11 @@ async def test_they_are_a_cluster(config: Path, name_server: str, tmp_path: Path
                 except GantryError:
                     return False
 
-            # The change is in the common file, which the restarted process reads.
             await until(has_new_value, 30)
+            assert "maxMessageSize" not in await asyncio.to_thread(config.read_text)
+            other = info.broker_addr_table["shop-1"].master_address
+            assert other is not None
+            assert (await admin.broker_config(other))["maxMessageSize"] != "1000000"
             assert processes.pids[1] == before[1]
     finally:
         await processes.stop()
@@ -106,19 +108,35 @@ def test_one_signal_stops_them(config: Path) -> None:
     assert "Traceback" not in err
 
 
-async def test_a_proxy_beside_the_brokers_is_refused(config: Path) -> None:
-    with pytest.raises(ConfigError, match="start 'gantry proxy' by itself"):
-        BrokerProcesses(lambda: load_properties(config) | {"proxyMode": "local"}, 2)
+@pytest.mark.parametrize(
+    ("more", "count", "problem"),
+    [
+        ({"proxyMode": "local"}, 2, "start 'gantry proxy' by itself"),
+        ({"haMasterAddress": "127.0.0.1:1"}, 2, "each slave needs the address of its own master"),
+        ({"listenPort": "0"}, 2, "--processes needs a listenPort"),
+        ({}, 0, "--processes 0: at least 1"),
+    ],
+)
+async def test_what_brokers_cannot_share_is_refused(
+    config: Path, more: dict[str, str], count: int, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        BrokerProcesses(lambda: load_properties(config) | more, count)
 
 
 async def test_javas_keys_of_the_metrics(config: Path) -> None:
     keys = load_properties(config)
     port = keys.pop("metricsPort")
     keys |= {"metricsExporterType": "PROM", "metricsPromExporterPort": port, "metricsPromExporterHost": "127.0.0.1"}
+    # Only the page is restricted to this machine.
+    keys["bindAddress"] = "0.0.0.0"
     processes = BrokerProcesses(lambda: keys, 2)
     await processes.start()
     try:
         metrics = await asyncio.to_thread(page, port)
+        with socket.socket() as own:
+            # Fails if the page of the process listens on all addresses.
+            own.bind(("127.0.0.2", int(port) + 1))
     finally:
         await processes.stop()
     assert all(f'node_id="shop-{n}"' in metrics for n in range(2))
@@ -128,7 +146,10 @@ async def test_one_that_cannot_start(config: Path, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "1").write_text("no directory")
     processes = BrokerProcesses(lambda: load_properties(config), 2)
-    with pytest.raises(GantryError, match="process 1 of the broker has ended with code 1"):
+    with pytest.raises(
+        GantryError,
+        match=r"process 1 of the broker can't start: .*(directory|exists)",
+    ):
         await processes.start()
     assert not processes.pids
 

@@ -164,3 +164,32 @@ async def test_a_consumer_joins_its_group_when_the_route_is_complete() -> None:
             name_server.away = ""
             await until(lambda: len(consumer.assignment) == 2)
             assert broker.heartbeats == 1
+
+
+async def test_a_consumer_of_two_topics_waits_for_both() -> None:
+    """The route of one topic is complete. No broker of the other one has registered."""
+    broker = ScriptedGroupBroker()
+    complete = route_over({"a": broker.address})
+    name_server = TwoTopics({"complete": complete})
+    async with serving([name_server, broker]):
+        consumer = LitePullConsumer(name_server.address, "group")
+        consumer.subscribe("complete")
+        consumer.subscribe("later")
+        async with consumer:
+            requests = name_server.asked.count("later")
+            await until(lambda: name_server.asked.count("later") > requests + 1)
+            assert (broker.heartbeats, consumer.assignment) == (0, set())
+            name_server.routes["later"] = complete
+            await until(lambda: len(consumer.assignment) == 4)
+            assert broker.heartbeats == 1
+
+
+class TwoTopics(ScriptedNameServer):
+    """Awaits a broker of each topic that has no route."""
+
+    def _route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        response = super()._route(connection, request)
+        response.ext_fields[UPTIME_FIELD] = "5"
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            response.ext_fields[AWAITED_BROKERS_FIELD] = "b"
+        return response

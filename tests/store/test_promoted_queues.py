@@ -38,3 +38,15 @@ def test_a_master_still_knows_what_a_crash_took(tmp_path: Path) -> None:
     store.set_slave(False)
     assert queue.recovered_end == 1
     store.close()
+
+
+def test_a_slave_that_has_received_nothing_since_the_crash(tmp_path: Path) -> None:
+    """The whole broker set lost its power. The elected broker lacks what consumers have received."""
+    store = open_store(tmp_path / "master")
+    queue = store.queue("orders", 0)
+    put(store, queue, b"0")
+    queue.recovered_end = 1
+    store.set_slave(True)
+    store.set_slave(False)
+    assert queue.recovered_end == 1
+    store.close()

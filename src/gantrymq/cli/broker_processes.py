@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.cli.server_processes import ServerProcesses
-from gantrymq.config import format_properties, from_properties
+from gantrymq.config import format_properties, from_properties, load_properties
 from gantrymq.errors import ConfigError
 from gantrymq.metrics import MetricsServer
 from gantrymq.remoting.address import reachable
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 #: Distance of the ports of two processes. A broker uses three: `listenPort` - 2, `listenPort` and `listenPort` + 1.
 PORT_STEP = 10
+#: File with the changes of one process at run time, in the `config` directory of its store.
+_CHANGES = "changes.conf"
+_SOURCE = "the broker's configuration"
 #: The time for the metrics of one process, in seconds.
 _PAGE_TIMEOUT_S = 3.0
 
@@ -35,21 +39,20 @@ class BrokerProcesses:
         count: Number of processes.
 
     Raises:
-        ConfigError: The configuration is invalid, or has a proxy beside the broker.
+        ConfigError: The configuration is invalid, or several brokers can't share it.
     """
 
     def __init__(self, properties: Callable[[], Mapping[str, str]], count: int) -> None:
         self._properties = properties
         keys = properties()
-        if keys.get("proxyMode"):
-            raise ConfigError("--processes and proxyMode exclude each other: start 'gantry proxy' by itself")
+        _check(keys, count)
         numbered = [_numbered(keys, n) for n in range(count)]
-        configs = [from_properties(BrokerConfig, one, source="the broker's configuration") for one in numbered]
+        configs = [from_properties(BrokerConfig, one, source=_SOURCE) for one in numbered]
         self.address = ", ".join(reachable(config.bind_address, config.listen_port) for config in configs)
         self._processes = ServerProcesses("broker", count, self._configuration)
         self._metrics: _MergedMetrics | None = None
-        if (page := from_properties(BrokerConfig, keys, source="the broker's configuration").metrics_page) is not None:
-            pages = [reachable(config.bind_address, config.metrics_port) for config in configs]
+        if (page := from_properties(BrokerConfig, keys, source=_SOURCE).metrics_page) is not None:
+            pages = [reachable(*config.metrics_page) for config in configs if config.metrics_page is not None]
             self._metrics = _MergedMetrics(pages, host=page[0], port=page[1])
 
     @property
@@ -74,28 +77,49 @@ class BrokerProcesses:
             await self._metrics.stop()
 
     def _configuration(self, n: int) -> str:
-        return format_properties(_numbered(self._properties(), n))
+        keys = _numbered(self._properties(), n)
+        changes = Path(keys["brokerConfigPath"])
+        if not changes.exists():
+            changes.parent.mkdir(parents=True, exist_ok=True)
+            changes.touch()
+        return format_properties(keys)
 
 
 def _numbered(properties: Mapping[str, str], n: int) -> dict[str, str]:
     """Returns the configuration of process `n`."""
-    config = from_properties(BrokerConfig, properties, source="the broker's configuration")
-    store = from_properties(
-        StoreConfig, {"storePathRootDir": str(Path.home() / "store"), **properties}, source="the configuration"
-    )
+    config = from_properties(BrokerConfig, properties, source=_SOURCE)
+    store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store"), **properties}, source=_SOURCE)
+    directory = store.store_path_root_dir / str(n)
     keys = {
-        **properties,
         "brokerName": f"{config.broker_name}-{n}",
         "listenPort": str(config.listen_port + n * PORT_STEP),
-        "storePathRootDir": str(store.store_path_root_dir / str(n)),
+        "storePathRootDir": str(directory),
+        "brokerConfigPath": str(directory / "config" / _CHANGES),
     }
     if "haListenPort" in properties:
         keys["haListenPort"] = str(int(properties["haListenPort"]) + n * PORT_STEP)
     if store.store_path_commit_log is not None:
         keys["storePathCommitLog"] = str(store.store_path_commit_log / str(n))
     if (page := config.metrics_page) is not None:
-        keys["metricsPort"] = str(page[1] + 1 + n)
-    return keys
+        keys["metricsPort" if config.metrics_port else "metricsPromExporterPort"] = str(page[1] + 1 + n)
+    changes = Path(keys["brokerConfigPath"])
+    changed = load_properties(changes) if changes.exists() else {}
+    return {**properties, **changed, **keys}
+
+
+def _check(properties: Mapping[str, str], count: int) -> None:
+    """Raises ConfigError for a configuration that several brokers can't share."""
+    problem = ""
+    if count < 1:
+        problem = f"--processes {count}: at least 1"
+    elif properties.get("proxyMode"):
+        problem = "--processes and proxyMode exclude each other: start 'gantry proxy' by itself"
+    elif properties.get("haMasterAddress"):
+        problem = "--processes and haMasterAddress exclude each other: each slave needs the address of its own master"
+    elif from_properties(BrokerConfig, properties, source=_SOURCE).listen_port == 0:
+        problem = "--processes needs a listenPort: the ports of the processes are numbered from it on"
+    if problem:
+        raise ConfigError(problem)
 
 
 class _MergedMetrics(MetricsServer):
@@ -119,10 +143,14 @@ async def _fetched(address: str) -> str | None:
                 response = await reader.read(-1)
             finally:
                 writer.close()
-    except OSError as e:
+        head, _, body = response.partition(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        if b" 200 " not in head.partition(b"\r\n")[0] or length is None or int(length[1]) != len(body):
+            raise OSError("an incomplete response")
+        return body.decode()
+    except (OSError, ValueError) as e:
         log.warning("no metrics of the broker with the page %s: %s", address, e or "no response in time")
         return None
-    return response.partition(b"\r\n\r\n")[2].decode()
 
 
 def merged(pages: Iterable[str]) -> bytes:
@@ -132,8 +160,8 @@ def merged(pages: Iterable[str]) -> bytes:
     for page in pages:
         name = ""
         for line in page.splitlines():
-            if line.startswith("#"):
-                _, kind, name, *_ = line.split(" ", 3)
+            if line.startswith("# "):
+                _, kind, name, *_ = (*line.split(" ", 3), "", "")
                 comments.setdefault(name, {}).setdefault(kind, line)
             elif line:
                 samples.setdefault(name, []).append(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -16,6 +17,8 @@ from gantrymq.cli.target import Target, find_target
 
 app = new_app(no_args_is_help=True)
 DEFAULT_SAMPLE = 1000
+#: If no message arrives for this time, the command ends with an error, in seconds.
+_NO_PROGRESS_S = 15.0
 
 
 @app.callback()
@@ -67,6 +70,7 @@ def infer(
 async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
     """Returns up to about `count` bodies: the newest ones of each queue."""
     from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, LitePullConsumer
+    from gantrymq.errors import BrokerUnavailable
     from gantrymq.protocol.topic_name import TOOLS_GROUP
 
     bodies: list[bytes] = []
@@ -83,6 +87,12 @@ async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
         ends = {queue: await reader.end_offset(queue) for queue in queues}
         for queue, end in ends.items():
             await reader.seek(queue, max(0, end - of_queue))
-        while any(reader.position(queue) < end for queue, end in ends.items()):
-            bodies += [message.body for message in await reader.poll(max_messages=MAX_POLL_MESSAGES, timeout=0.1)]
+        last = monotonic()
+        while behind := [queue for queue, end in ends.items() if reader.position(queue) < end]:
+            messages = await reader.poll(max_messages=MAX_POLL_MESSAGES, timeout=0.1)
+            bodies += [message.body for message in messages]
+            if messages:
+                last = monotonic()
+            elif monotonic() - last > _NO_PROGRESS_S:
+                raise BrokerUnavailable(f"no message of {', '.join(map(str, behind))} in {_NO_PROGRESS_S:g} s")
     return bodies

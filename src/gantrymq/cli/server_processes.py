@@ -14,8 +14,8 @@ from gantrymq.errors import GantryError
 
 #: The delay until a process that has ended is replaced, in seconds.
 AGAIN_S = 1.0
-#: The time after which a process that doesn't stop is killed, in seconds.
-STOP_S = 15.0
+#: The time after which a process that doesn't stop is killed, in seconds. A server itself gives up after 30 s.
+STOP_S = 28.0
 
 
 class ServerProcesses:
@@ -63,14 +63,20 @@ class ServerProcesses:
         """Runs a process, and raises GantryError when it ends. If the task is cancelled, it stops the process."""
         # The suffix selects the format.
         file = Path(self._directory.name) / f"{n}.{'json' if self._command == 'proxy' else 'conf'}"
-        file.write_text(self._configuration(n))
+        ready = self._ready[n]
+        try:
+            file.write_text(self._configuration(n))
+        except (OSError, GantryError) as e:
+            error = GantryError(f"process {n} of the {self._command} can't start: {e}")
+            if not ready.done():
+                ready.set_exception(error)
+            raise error from e
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gantrymq.cli", self._command, "-c", str(file), "--stop-on-eof"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        ready = self._ready[n]
         self.pids[n] = process.pid
         try:
             assert process.stdout is not None

@@ -48,7 +48,8 @@ def run_server(command: str, options: ServerOptions) -> int:
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
-    if options.processes is not None and options.processes > 1:
+    # The names and directories of brokers are numbered, even if there is one.
+    if options.processes is not None and (command == "broker" or options.processes > 1):
         make = _processes(command, options, options.processes)
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
 

@@ -136,7 +136,7 @@ class ClientInstance:
         self._former: dict[str, float] = {}
         self._leaving = Repeating("the end of waiting for former masters", self._leave_former)
         self._is_closing = False
-        #: True while the first heartbeats wait for complete routes.
+        #: True until the first complete routes, if heartbeats wait for them.
         self._is_postponed = False
         #: Silent brokers that were sent a heartbeat, and its time.
         self._probed: dict[str, float] = {}
@@ -231,12 +231,19 @@ class ClientInstance:
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     def postpone_heartbeats(self) -> None:
-        """Sends no heartbeats until the cached routes lack no brokers.
+        """Sends no heartbeats until there are routes, and no route lacks brokers.
 
         A consumer that cannot share the queues yet must not join its group. Brokers that it does not know would list
         other members than those that it knows, and nobody would read its share of the queues.
         """
         self._is_postponed = True
+
+    @property
+    def is_postponed(self) -> bool:
+        """Whether heartbeats wait for complete routes."""
+        if self._is_postponed:
+            self._is_postponed = self.routes.is_any_awaited or not self.routes.all_brokers()
+        return self._is_postponed
 
     async def heartbeat(self) -> None:
         """Sends heartbeats to all brokers of the routes. Failures are logged; the next heartbeat follows in 30 s."""
@@ -348,9 +355,8 @@ class ClientInstance:
         return min(self._former.values()) + FORMER_S - now if self._former else inf
 
     def _broker_addresses(self) -> set[str]:
-        self._is_postponed = self._is_postponed and self.routes.is_any_awaited
         # A producer needs no slaves. Without a group there are no heartbeats.
-        if self._is_postponed or (self._producer_data is None and self._consumer_data is None):
+        if self.is_postponed or (self._producer_data is None and self._consumer_data is None):
             return set()
         return {
             address
@@ -374,7 +380,7 @@ class ClientInstance:
 
     def _begin_greeting(self, address: str) -> None:
         """Sends a heartbeat unless one is in flight, which may be the one that has opened the connection."""
-        if address not in self._greeting and not self._is_closing:
+        if address not in self._greeting and not self._is_closing and not self.is_postponed:
             self._announced.add(address)
             task = asyncio.get_running_loop().create_task(self._greet_one(address))
             self._greeting[address] = task

@@ -203,7 +203,7 @@ class Routes:
 
     @property
     def is_any_awaited(self) -> bool:
-        """Whether the cached route of any topic lacks brokers, because the NameServers have just started."""
+        """Whether the route of any topic lacks brokers, because the NameServers have just started."""
         return bool(self._awaited)
 
     def awaited(self, topic: str) -> frozenset[str]:
@@ -413,6 +413,9 @@ class Routes:
         if route is not None:
             return route, awaited
         if awaited:
+            if topic != AUTO_CREATE_TOPIC:
+                self._awaited[topic] = awaited
+                self._on_new()
             raise RouteNotReady(topic, self.name_servers, awaited)
         raise NoRouteInfo(topic, self.name_servers)
 

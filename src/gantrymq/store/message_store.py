@@ -186,7 +186,7 @@ class MessageStore:
         text = "this broker is a slave: messages go to its master, and come from there"
         with self.waiting():
             self.replica.show_all()
-        if not is_slave and self._log.is_copy:
+        if not is_slave and self._log.is_copy and self.replica.has_received:
             # The slave has received the lost records again from its master. Consumer offsets beyond the recovered
             # end are valid.
             for queue in self._queues:

@@ -95,6 +95,8 @@ class Replica:
         self._changed_queues: dict[ConsumeQueue, None] = {}
         #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
+        #: True if records have arrived since the log last lost its end: in a crash before the start, or by `truncate`.
+        self.has_received = False
         #: Offset and checksum of the rejected data, which is accepted if it arrives again.
         self._doubted = (-1, 0)
 
@@ -152,6 +154,7 @@ class Replica:
         self.restart()
 
     def _was_cut(self) -> None:
+        self.has_received = False
         for listener in self.cut_listeners:
             listener()
 
@@ -187,6 +190,7 @@ class Replica:
         try:
             while at < len(buffer) and (taken := self._take_runs(buffer, at) or self._take(buffer, at)):
                 at += taken
+            self.has_received |= at > 0
             if self._held.until is not None:
                 self._held.show(self._changed_queues, self._held.until)
         except RecordError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import Future, wait
 
@@ -145,6 +146,25 @@ def test_a_cancelled_message_is_not_sent() -> None:
         sends.is_open.set()
         wait_until(lambda: len(sends.bodies) == 2)
     assert sends.bodies == [b"1", b"3"]
+
+
+def test_a_message_that_is_cancelled_in_flight(name_server: str, unique: str) -> None:
+    """`wait` returns for it, although it may be sent."""
+    with producer(name_server) as sync:
+        sync.enqueue(Message(unique, b"first")).result(20)
+        future = sync.enqueue(Message(unique, b"x"))
+        future.cancel()
+        assert not wait([future], timeout=20).not_done
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_second_close(name_server: str, unique: str) -> None:
+    with producer(name_server) as sync:
+        future = sync.enqueue(Message(unique, b"x"))
+        sync.close()
+    sync.close()
+    assert future.result(0).status is SendStatus.SEND_OK
+    gc.collect()
 
 
 def test_futures_end_with_the_thread() -> None:

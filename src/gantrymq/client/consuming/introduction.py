@@ -39,12 +39,12 @@ async def introduce(
         ProtocolError: The response of a NameServer is invalid.
         BrokerError: A broker rejects a filter, or the consumer may not join the group.
     """
+    if shares_queues:
+        client.postpone_heartbeats()
     wanted = [one for one in subscriptions if not one.topic.startswith(RETRY_TOPIC_PREFIX)]
     deadline = asyncio.get_running_loop().time() + START_S
     for subscription in wanted:
         await _find_route(client, group, subscription.topic, deadline)
-    if shares_queues and client.routes.is_any_awaited:
-        client.postpone_heartbeats()
     try:
         async with asyncio.timeout_at(deadline):
             await asyncio.gather(*(check_expression(client, group, one) for one in wanted))

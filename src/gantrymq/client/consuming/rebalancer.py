@@ -9,7 +9,7 @@ from typing import Protocol
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.rebalance import AllocateStrategy
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, RouteNotReady
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
@@ -138,6 +138,8 @@ class ShareInGroup:
     async def rebalance(self, topic: str) -> None:
         client = self._client
         queues = await client.routes.read_queues(topic)
+        if client.is_postponed:
+            raise RouteNotReady(topic, client.routes.name_servers, client.routes.awaited(topic))
         await client.greet_new_brokers()
         address = any_broker(client, topic, queues)
         client_ids = await client.api.consumer_ids(address, self._group)

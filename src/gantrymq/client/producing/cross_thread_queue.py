@@ -94,10 +94,9 @@ class CrossThreadQueue:
             if len(items) == MAX_MESSAGES // 2:
                 with self._has_space:
                     self._has_space.notify_all()
-            if item.future.cancelled():
-                # Wakes callers of `concurrent.futures.wait`.
-                item.future.set_running_or_notify_cancel()
-            elif not item.future.done():
+            if item.future.done():
+                _is_open(item.future)
+            else:
                 await self._enqueue(item)
 
     async def _enqueue(self, item: _Item) -> None:
@@ -120,6 +119,10 @@ class CrossThreadQueue:
 
 def _is_open(future: Future[SendResult]) -> bool:
     """Returns whether `future` gets a result. Otherwise its caller has cancelled it, or the thread has died."""
+    if future.cancelled():
+        # Wakes callers of `concurrent.futures.wait`.
+        future.set_running_or_notify_cancel()
+        return False
     return not future.done() and future.set_running_or_notify_cancel()
 
 
