@@ -68,12 +68,6 @@ BUGS = (
         "has committed",
     ),
     Planted(
-        "a consumer keeps its offset after a crash lost the end of a queue",
-        "client/consuming/queue_puller.py",
-        "return has_crashed and process_queue.next_offset > result.recovered_end",
-        "return False",
-    ),
-    Planted(
         "one error ends a flusher",
         "store/flusher.py",
         "        except Exception as e:\n            now =",
@@ -419,6 +413,12 @@ BUGS = (
         "if self._deleted.get(topic) != at})",
         "if False})",
         "differ in site",
+    ),
+    Planted(
+        "a consumer keeps its offset after a crash lost the end of a queue",
+        "client/consuming/queue_puller.py",
+        "return has_crashed and process_queue.next_offset > result.recovered_end",
+        "return False",
     ),
 )
 

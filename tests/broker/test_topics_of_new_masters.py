@@ -63,10 +63,7 @@ async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
 
 
 async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
-    """A slave keeps the queues of the topic.
-
-    The master's table only shows that the topic does not exist.
-    """
+    """The master's table only shows that the topic does not exist. The slave's queues can still have its messages."""
     async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
@@ -78,7 +75,6 @@ async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
         assert (await peer.send("others", b"acknowledged")).code == ResponseCode.SUCCESS
         await until(lambda: topics.get("others") is not None)
         assert topics.get("orders") is None
-        assert "orders" in replicas.brokers[2].store.topics()
         begin = replicas.brokers[1].offsets.topic_begin("orders")
         await until(lambda: replicas.brokers[2].offsets.topic_begin("orders") == begin)
         await elect(replicas, 2)
