@@ -80,10 +80,10 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
     _refuse(f"{event}({', '.join(map(repr, args))})")
 
 
-def _replaced(name: str, function: Callable[..., Any], *args: Any) -> Any:
+def _replaced(name: str, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
     if _calls is not None:
         _refuse(f"{name}({', '.join(map(repr, args))})")
-    return function(*args)
+    return function(*args, **more)
 
 
 def _refuse(what: str) -> None:

@@ -69,7 +69,7 @@ def test_the_fields_of_a_topic(cluster: EmbeddedCluster, capsys: pytest.CaptureF
     assert run(["schema", "infer", "orders", "-n", cluster.name_server]) == 0
     output, errors = capsys.readouterr()
     assert output == "id BIGINT, items ARRAY<STRUCT<name: STRING, count: BIGINT>>, at STRING\n"
-    assert "2 of 53 bodies are no JSON object" in errors
+    assert "2 of 53 bodies are not JSON objects" in errors
     assert "several types in id: 50 of type number, 1 of type string" in errors
 
 

@@ -39,7 +39,7 @@ def infer(
 ) -> None:
     """Write the fields of JSON bodies as DDL, for the option bodySchema of Spark reads.
 
-    Bodies that are no JSON object, and fields with several types, are reported on standard error. Strings with times
+    Bodies that are not JSON objects, and fields with several types, are reported on standard error. Strings with times
     remain STRING: replace the type with TIMESTAMP or DATE if all values have the format of RFC 3339.
     """
     from gantrymq.errors import ClientError
@@ -61,7 +61,7 @@ def infer(
     if not (ddl := types.fields_ddl()):
         raise ClientError(f"none of {len(bodies)} messages of topic {topic!r} is a JSON object with fields")
     if others:
-        print(f"{others} of {len(bodies)} bodies are no JSON object", file=sys.stderr)
+        print(f"{others} of {len(bodies)} bodies are not JSON objects", file=sys.stderr)
     for description in types.mixed():
         print(f"several types in {description}", file=sys.stderr)
     print(ddl)
