@@ -35,8 +35,8 @@ class Finding(NamedTuple):
     error: BaseException
 
 
-class Hang(Exception):
-    """An input takes more than MAX_CASE_S."""
+class Hang(BaseException):
+    """An input takes more than MAX_CASE_S. It is no Exception, so that a decoder cannot catch it."""
 
 
 class MemoryGrowth(Exception):

@@ -203,14 +203,14 @@ def small_files(data: bytes) -> None:
 
 @target
 def recovery(data: bytes) -> None:
-    """A store with changed bytes: log, queues, index, checkpoint. If it opens, it keeps what is appended.
+    """A store whose log, queues, index or checkpoint were changed. If it opens, it must not lose an appended message.
 
     The input is a list of changes: the number of the file (1 byte), the position (2 bytes), the length (1 byte), and
     the bytes. The length 255 cuts the file off at the position.
     """
     with tempfile.TemporaryDirectory(prefix="gantry-fuzz-") as directory:
         root = Path(directory) / "store"
-        shutil.copytree(_good_store(), root)
+        shutil.copytree(Path(_good_store().name) / "store", root)
         _change(root, data)
         try:
             offset = _append(root)
@@ -270,18 +270,12 @@ def _store(root: Path) -> MessageStore:
 
 
 @cache
-def _good_store() -> Path:
-    """Creates a store with files of each kind, for all inputs of this process."""
+def _good_store() -> tempfile.TemporaryDirectory[str]:
+    """Creates `store` with files of each kind, for all inputs of this process. The directory is deleted at its end."""
     directory = tempfile.TemporaryDirectory(prefix="gantry-fuzz-")
-    _kept.append(directory)
-    root = Path(directory.name) / "store"
-    store = _store(root)
+    store = _store(Path(directory.name) / "store")
     store.open()
     for number in range(60):
         _put(store, b"message %d" % number)
     store.close()
-    return root
-
-
-#: Directories that exist until the process ends.
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+    return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from gantrymq.arrow import read_topic, write_topic
 from gantrymq.arrow.options import WriteOptions
-from gantrymq.arrow.row_messages import RowEncoder, WantedQueue
-from gantrymq.arrow.row_sender import queue_of
+from gantrymq.arrow.row_messages import RowEncoder, TopicMessages, WantedQueue
+from gantrymq.arrow.row_sender import RowSender, queue_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol.message import MessageQueue
@@ -102,3 +103,19 @@ def test_a_queue_id_on_two_brokers_needs_a_name() -> None:
     assert queue_of(WantedQueue(None, 2), queues) == queues[4]
     with pytest.raises(IllegalMessage, match="queue 1 on a and b: name the broker in the column brokerName"):
         queue_of(WantedQueue(None, 1), queues)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_wrong_queue_of_the_last_topic_leaves_no_send_behind() -> None:
+    """An error while the sends are planned must not leave coroutines that nobody awaits."""
+
+    class Cluster:
+        async def write_queues(self, topic: str) -> list[MessageQueue]:
+            return [MessageQueue(topic, "broker-a", 0)]
+
+    topics = {"first": TopicMessages(), "second": TopicMessages()}
+    topics["first"].by_key["key"] = [(0, b"x", b"")]
+    topics["second"].by_key[WantedQueue(None, 9)] = [(0, b"x", b"")]
+    with pytest.raises(IllegalMessage, match="no writable queue 9"):
+        await RowSender(Cluster(), 0).send(topics)  # type: ignore[arg-type]
+    gc.collect()

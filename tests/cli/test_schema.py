@@ -49,6 +49,14 @@ def test_types(values: list[Any], expected: str) -> None:
     assert ddl(*values) == expected
 
 
+def test_a_body_of_brackets() -> None:
+    """Its arrays are examined to a limited depth."""
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    assert ddl(value).count("ARRAY<") == 101
+
+
 def test_mixed_types_are_named() -> None:
     types = JsonTypes()
     for value in ({"a": {"b": [1, "x", "y"]}}, {"a": {"b": None}}, {"a": {"b": True}}):

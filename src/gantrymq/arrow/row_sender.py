@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gantrymq.arrow.batch_bodies import REQUEST_BYTES, BatchBody, Encoded, batch_body, requests_of
@@ -37,7 +38,8 @@ class RowSender:
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Sends messages by topic, and returns after all of them are stored. Raises the errors of a send."""
-        work: list[Coroutine[Any, Any, None]] = []
+        # No coroutine is created before all queues are found: an error would leave it without an await.
+        work: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for topic, of_topic in messages.items():
             queues = await self._write_queues(topic)
             # In this order, successive queues are on different brokers, so that a retry goes to another broker.
@@ -46,15 +48,15 @@ class RowSender:
             for key, keyed in of_topic.by_key.items():
                 by_queue.setdefault(queue_of(key, queues), []).extend(keyed)
             work += [
-                self._send_in_order([queue], [batch_body(request) for request in requests_of(keyed)])
+                partial(self._send_in_order, [queue], [batch_body(request) for request in requests_of(keyed)])
                 for queue, keyed in by_queue.items()
             ]
-            work += [self._send_request(self._next(in_turn), request) for request in of_topic.free]
+            work += [partial(self._send_request, self._next(in_turn), request) for request in of_topic.free]
             work += [
-                self._send_alone(self._next(in_turn) if key is None else [queue_of(key, queues)], message)
+                partial(self._send_alone, self._next(in_turn) if key is None else [queue_of(key, queues)], message)
                 for key, message in of_topic.alone
             ]
-        await run_all(work)
+        await run_all([begin() for begin in work])
 
     def _next(self, queues: list[MessageQueue]) -> list[MessageQueue]:
         start = self._turn = (self._turn + 1) % len(queues)

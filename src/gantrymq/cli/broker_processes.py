@@ -45,13 +45,14 @@ class BrokerProcesses:
     def __init__(self, properties: Callable[[], Mapping[str, str]], count: int) -> None:
         self._properties = properties
         keys = properties()
-        _check(keys, count)
+        common = from_properties(BrokerConfig, keys, source=_SOURCE)
+        _check(keys, common, count)
         numbered = [_numbered(keys, n) for n in range(count)]
         configs = [from_properties(BrokerConfig, one, source=_SOURCE) for one in numbered]
         self.address = ", ".join(reachable(config.bind_address, config.listen_port) for config in configs)
         self._processes = ServerProcesses("broker", count, self._configuration)
         self._metrics: _MergedMetrics | None = None
-        if (page := from_properties(BrokerConfig, keys, source=_SOURCE).metrics_page) is not None:
+        if (page := common.metrics_page) is not None:
             pages = [reachable(*config.metrics_page) for config in configs if config.metrics_page is not None]
             self._metrics = _MergedMetrics(pages, host=page[0], port=page[1])
 
@@ -107,7 +108,7 @@ def _numbered(properties: Mapping[str, str], n: int) -> dict[str, str]:
     return {**properties, **changed, **keys}
 
 
-def _check(properties: Mapping[str, str], count: int) -> None:
+def _check(properties: Mapping[str, str], config: BrokerConfig, count: int) -> None:
     """Raises ConfigError for a configuration that several brokers can't share."""
     problem = ""
     if count < 1:
@@ -116,14 +117,14 @@ def _check(properties: Mapping[str, str], count: int) -> None:
         problem = "--processes and proxyMode exclude each other: start 'gantry proxy' by itself"
     elif properties.get("haMasterAddress"):
         problem = "--processes and haMasterAddress exclude each other: each slave needs the address of its own master"
-    elif from_properties(BrokerConfig, properties, source=_SOURCE).listen_port == 0:
+    elif config.listen_port == 0:
         problem = "--processes needs a listenPort: the ports of the processes are numbered from it on"
     if problem:
         raise ConfigError(problem)
 
 
 class _MergedMetrics(MetricsServer):
-    """Serves the metrics of the pages at HOST:PORT together. A page that does not respond is left out."""
+    """Serves the metrics of all pages together. The pages are at HOST:PORT. One that does not respond is left out."""
 
     def __init__(self, pages: Iterable[str], *, host: str, port: int) -> None:
         super().__init__(list, host=host, port=port)
@@ -161,7 +162,8 @@ def merged(pages: Iterable[str]) -> bytes:
         name = ""
         for line in page.splitlines():
             if line.startswith("# "):
-                _, kind, name, *_ = (*line.split(" ", 3), "", "")
+                # The line is "# HELP NAME TEXT" or "# TYPE NAME KIND".
+                kind, name = line[2:].split(" ", 2)[:2]
                 comments.setdefault(name, {}).setdefault(kind, line)
             elif line:
                 samples.setdefault(name, []).append(line)

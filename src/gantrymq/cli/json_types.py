@@ -20,6 +20,8 @@ from enum import StrEnum, auto
 from typing import Any
 
 _MOST_BIGINT = 2**63
+#: Values in deeper arrays and objects are not examined, so that a body of brackets needs no deep recursion.
+_MAX_DEPTH = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -41,8 +43,8 @@ class JsonTypes:
         self._fields: dict[str, JsonTypes] = {}
         self._items: JsonTypes | None = None
 
-    def add(self, value: Any) -> None:
-        """Adds a decoded JSON value."""
+    def add(self, value: Any, depth: int = 0) -> None:
+        """Adds a decoded JSON value, which is in `depth` arrays and objects."""
         match value:
             case None:
                 return
@@ -56,13 +58,17 @@ class JsonTypes:
                 self._kinds[_Kind.STRING] += 1
             case list():
                 self._kinds[_Kind.ARRAY] += 1
+                if depth >= _MAX_DEPTH:
+                    return
                 self._items = self._items or JsonTypes()
                 for item in value:
-                    self._items.add(item)
+                    self._items.add(item, depth + 1)
             case dict():
                 self._kinds[_Kind.OBJECT] += 1
+                if depth >= _MAX_DEPTH:
+                    return
                 for name, item in value.items():
-                    self._fields.setdefault(name, JsonTypes()).add(item)
+                    self._fields.setdefault(name, JsonTypes()).add(item, depth + 1)
 
     def fields_ddl(self) -> str:
         """Returns the fields of objects, as the option bodySchema has them: `id BIGINT, tags ARRAY<STRING>`."""

@@ -14,7 +14,8 @@ from gantrymq.errors import GantryError
 
 #: The delay until a process that has ended is replaced, in seconds.
 AGAIN_S = 1.0
-#: The time after which a process that doesn't stop is killed, in seconds. A server itself gives up after 30 s.
+#: The time after which a process that doesn't stop is killed, in seconds. It is a little shorter than the limit of this
+#: process itself, `servers.STOP_TIMEOUT_S`.
 STOP_S = 28.0
 
 

@@ -44,13 +44,25 @@ def run_server(command: str, options: ServerOptions) -> int:
     # Logs go to standard error, so that they don't mix with the configuration printed by --printConfig.
     log_to_stderr()
     raise_open_files_limit()
-    name, make, settings = _PREPARE[command](properties, source)
+    name, make, settings, unknown = _PREPARE[command](properties, source)
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
     # The names and directories of brokers are numbered, even if there is one.
     if options.processes is not None and (command == "broker" or options.processes > 1):
-        make = _processes(command, options, options.processes)
+
+        def known() -> dict[str, str]:
+            # Without the unknown keys, because each process would log a warning for them again.
+            return {key: value for key, value in _properties(command, options).items() if key not in unknown}
+
+        if command == "broker":
+            from gantrymq.cli.broker_processes import BrokerProcesses
+
+            make = partial(BrokerProcesses, known, options.processes)
+        else:
+            from gantrymq.cli.proxy_processes import ProxyProcesses
+
+            make = partial(ProxyProcesses, known(), options.processes)
     return _serve(name, make, stop_on_eof=options.stop_on_eof)
 
 
@@ -63,33 +75,6 @@ def _properties(command: str, options: ServerOptions) -> dict[str, str]:
     if options.namesrv_addr and command in ("broker", "proxy"):
         properties["namesrvAddr"] = options.namesrv_addr
     return properties
-
-
-def _processes(command: str, options: ServerOptions, count: int) -> Callable[[], Server]:
-    classes: list[type]
-    if command == "broker":
-        from gantrymq.auth.config import AuthConfig
-        from gantrymq.broker.config import BrokerConfig
-        from gantrymq.cli.broker_processes import BrokerProcesses
-        from gantrymq.replication.config import ReplicationConfig
-        from gantrymq.store.config import StoreConfig
-
-        classes = [BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig]
-    else:
-        from gantrymq.cli.proxy_processes import ProxyProcesses
-        from gantrymq.proxy.config import ProxyConfig
-
-        classes = [ProxyConfig]
-
-    def known() -> dict[str, str]:
-        # Without the unknown keys, because each process would log a warning for them again.
-        properties = _properties(command, options)
-        unknown = {*unknown_keys(classes, properties)} - {*_PROXY_KEYS}
-        return {key: value for key, value in properties.items() if key not in unknown}
-
-    if command == "broker":
-        return partial(BrokerProcesses, known, count)
-    return partial(ProxyProcesses, known(), count)
 
 
 def _load(command: str, path: Path) -> dict[str, str]:
@@ -140,11 +125,19 @@ async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_e
 
 
 class Prepared(NamedTuple):
-    """A server that isn't created yet: its name, a function that creates it, and all keys of its configuration."""
+    """A server that isn't created yet.
+
+    Attributes:
+        name: Name of the server.
+        make: Creates the server.
+        settings: All keys of its configuration.
+        unknown: Keys of the given configuration that the server doesn't use.
+    """
 
     name: str
     make: Callable[[], Server]
     settings: dict[str, str]
+    unknown: list[str]
 
 
 def _name_server(properties: dict[str, str], source: str) -> Prepared:
@@ -152,9 +145,10 @@ def _name_server(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.namesrv.server import NameServer
     from gantrymq.remoting.tls import SECRET_KEYS
 
-    _warn_of_unknown([NamesrvConfig], properties, source)
+    unknown = _warn_of_unknown([NamesrvConfig], properties, source)
     config = from_properties(NamesrvConfig, properties, source=source)
-    return Prepared("NameServer", partial(NameServer, config, properties), _without(to_properties(config), SECRET_KEYS))
+    settings = _without(to_properties(config), SECRET_KEYS)
+    return Prepared("NameServer", partial(NameServer, config, properties), settings, unknown)
 
 
 def _broker(properties: dict[str, str], source: str) -> Prepared:
@@ -168,7 +162,7 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
 
     check_supported(properties)
     from_broker = {key: value for key, value in properties.items() if key not in _PROXY_KEYS}
-    _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], from_broker, source)
+    unknown = _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], from_broker, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)
     auth = from_properties(AuthConfig, properties, source=source)
     replication = from_properties(ReplicationConfig, properties, source=source)
@@ -184,17 +178,17 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
 
         if wants_proxy(properties):
             make = partial(BrokerWithProxy, config, proxy_properties(properties))
-    return Prepared(f"broker {config.broker_name}", make, settings)
+    return Prepared(f"broker {config.broker_name}", make, settings, unknown)
 
 
 def _controller(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.controller.config import SECRET_KEYS, ControllerConfig
     from gantrymq.controller.server import Controller
 
-    _warn_of_unknown([ControllerConfig], properties, source)
+    unknown = _warn_of_unknown([ControllerConfig], properties, source)
     config = from_properties(ControllerConfig, properties, source=source)
     settings = _without(to_properties(config), SECRET_KEYS)
-    return Prepared("controller", partial(Controller, config, properties), settings)
+    return Prepared("controller", partial(Controller, config, properties), settings, unknown)
 
 
 def _proxy(properties: dict[str, str], source: str) -> Prepared:
@@ -204,7 +198,7 @@ def _proxy(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.proxy.config import SECRET_KEYS, ProxyConfig
     from gantrymq.proxy.proxy import Proxy
 
-    _warn_of_unknown([ProxyConfig], properties, source)
+    unknown = _warn_of_unknown([ProxyConfig], properties, source)
     config = from_properties(ProxyConfig, properties, source=source)
     settings = _without(to_properties(config), SECRET_KEYS)
 
@@ -213,7 +207,7 @@ def _proxy(properties: dict[str, str], source: str) -> Prepared:
             raise ConfigError("no NameServer given: pass it with '-n', or as namesrvAddr in the configuration")
         return Proxy(config)
 
-    return Prepared("proxy", make, settings)
+    return Prepared("proxy", make, settings, unknown)
 
 
 #: {command: function that reads the configuration of the server}.
@@ -230,6 +224,7 @@ def _without(settings: dict[str, str], hidden: Set[str]) -> dict[str, str]:
     return {key: value for key, value in settings.items() if key not in hidden}
 
 
-def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> None:
+def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> list[str]:
     if unknown := unknown_keys(classes, properties):
         log.warning("%s: not used here: %s", source, ", ".join(unknown))
+    return unknown

@@ -240,7 +240,7 @@ class ClientInstance:
 
     @property
     def is_postponed(self) -> bool:
-        """Whether heartbeats wait for complete routes."""
+        """Whether heartbeats wait for complete routes. This ends for good as soon as the routes are complete once."""
         if self._is_postponed:
             self._is_postponed = self.routes.is_any_awaited or not self.routes.all_brokers()
         return self._is_postponed

@@ -207,7 +207,7 @@ class Routes:
         return bool(self._awaited)
 
     def awaited(self, topic: str) -> frozenset[str]:
-        """Returns brokers that the topic's cached route lacks, because the NameServers have just started."""
+        """Returns brokers that the topic's route lacks, because the NameServers have just started."""
         return self._awaited.get(topic, frozenset())
 
     async def refresh_all(self) -> None:
@@ -414,8 +414,7 @@ class Routes:
             return route, awaited
         if awaited:
             if topic != AUTO_CREATE_TOPIC:
-                self._awaited[topic] = awaited
-                self._on_new()
+                self._wait_for(topic, awaited)
             raise RouteNotReady(topic, self.name_servers, awaited)
         raise NoRouteInfo(topic, self.name_servers)
 
@@ -425,12 +424,16 @@ class Routes:
         in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
         return next((name_server for name_server in in_turn if name_server not in tried), None)
 
+    def _wait_for(self, topic: str, awaited: frozenset[str]) -> None:
+        """Requests the route again soon, because it lacks these brokers."""
+        self._awaited[topic] = awaited
+        self._on_new()
+
     def _keep(self, topic: str, route: TopicRouteData, awaited: frozenset[str]) -> TopicRouteData:
         known = self._routes.get(topic)
         self._expected.discard(topic)
         if awaited:
-            self._awaited[topic] = awaited
-            self._on_new()
+            self._wait_for(topic, awaited)
         else:
             self._awaited.pop(topic, None)
         if known == route:

@@ -99,3 +99,13 @@ async def test_a_consumer_goes_on(recoveries: list[tuple[int, int] | None]) -> N
         await until(lambda: len(broker.pulls) == 4)
         await until(lambda: len(received) == 5)
     assert [pull.queue_offset for pull in broker.pulls] == [0, 3, 4, 5]
+
+
+async def test_a_negative_recovered_end_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    answers = [(FOUND, 3, records(0, 1, 2)), (FOUND, 4, records(3)), (FOUND, 4, records(3))]
+    broker = CrashedBroker(answers, [None, (7, -5), (7, 3)])
+    async with consuming(broker) as received:
+        await until(lambda: len(received) == 4)
+    assert [pull.queue_offset for pull in broker.pulls][:3] == [0, 3, 3]
+    assert all(offset >= 0 for offset in broker.committed.values())
+    assert "its queue was recovered up to -5" in caplog.text

@@ -61,7 +61,7 @@ def test_many_threads_enqueue(name_server: str, unique: str) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    # The end of the block sends what is enqueued.
+    # The producer sends all enqueued messages before it closes.
     assert len([future for future in futures if future.result(0).status is SendStatus.SEND_OK]) == 800
     assert len(set(read(name_server, unique, 800))) == 800
 

@@ -170,6 +170,8 @@ class QueuePuller:
     def _has_lost_its_end(self, result: PullResult) -> bool:
         """Returns whether a crash of the broker lost messages that were pulled, so that their offsets are reused."""
         process_queue, recovery = self._process_queue, result.recovery
+        if result.recovered_end < 0:
+            raise HeaderError(f"the answer to a pull says that its queue was recovered up to {result.recovered_end}")
         has_crashed = recovery != 0 and process_queue.recovery not in (None, recovery)
         process_queue.recovery = recovery or process_queue.recovery or 0
         return has_crashed and process_queue.next_offset > result.recovered_end
