@@ -55,7 +55,7 @@ class Message:
         IllegalMessage: An argument is invalid.
     """
 
-    __slots__ = ("_properties", "body", "flag", "topic")
+    __slots__ = ("body", "flag", "properties", "topic")
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Message:
         self.topic = topic
         self.body = body
         self.flag = flag
-        self._properties: dict[str, str] | None = dict(properties) if properties else {}
+        # A slot, not a Python property: each send reads it three times.
+        self.properties: dict[str, str] = dict(properties) if properties else {}
         if tags:
             self.properties[names.TAGS] = tags
         if keys:
@@ -88,16 +89,10 @@ class Message:
             if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
                 raise IllegalMessage(f"priority={priority!r}: must be a whole number from 0 to {names.MAX_PRIORITY}")
             self.properties[names.PRIORITY] = str(priority)
-        if self._properties:
-            for name, value in self._properties.items():
+        if self.properties:
+            for name, value in self.properties.items():
                 if not isinstance(name, str) or not isinstance(value, str):
                     raise IllegalMessage(f"property {name!r} is {value!r}: names and values are strings")
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """Your properties and RocketMQ's own. Can be changed before the message is sent."""
-        assert self._properties is not None
-        return self._properties
 
     @property
     def tags(self) -> str | None:
@@ -207,6 +202,7 @@ class MessageExt(Message):
         "_body",
         "_head",
         "_packed",
+        "_properties",
         "_raw_properties",
         "broker_name",
         "queue_id",
@@ -263,7 +259,8 @@ class MessageExt(Message):
         #: None until it is decompressed.
         self._body: bytes | None = body
         self._packed: _Packed | None = None
-        self._properties = None
+        #: None until they are decoded.
+        self._properties: dict[str, str] | None = None
         self.broker_name = broker_name
         self.sys_flag = sys_flag
         if sys_flag & COMPRESSED:
@@ -389,7 +386,8 @@ class MessageExt(Message):
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={size} bytes>"
 
     @property
-    def properties(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:  # type: ignore[override]
+        """The properties, decoded on first access. You can change the dictionary, but not replace it."""
         if self._properties is None:
             self._properties = decode_properties(self._raw_properties)
         return self._properties

@@ -234,7 +234,7 @@ class Producer(Lifecycle):
         topic = self._topic(messages[0], queue)
         properties = [message.properties for message in messages]
         encoded = self._encoder.encode_batch(topic, messages, properties)
-        if queue is None and names.SHARDING_KEY in chain.from_iterable(properties):
+        if queue is None and any(properties) and names.SHARDING_KEY in chain.from_iterable(properties):
             return await self._send_by_key(messages, encoded, timeout_ms)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
