@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from ports import free_port
 
 from gantrymq import metrics
@@ -161,7 +162,7 @@ async def test_a_request_without_end_is_dropped(server: MetricsServer) -> None:
 
 
 async def test_one_that_says_nothing_is_dropped(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.05)
+    change_constant(monkeypatch, "metrics.REQUEST_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     with pytest.raises((ConnectionError, EOFError)):
         await asyncio.wait_for(reader.readexactly(1), 10)

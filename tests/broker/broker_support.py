@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from constants import change_constant
 from step_timer import StepTimer
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
-from gantrymq.broker.append import preallocation_waits
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import StoreError
@@ -33,7 +33,6 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
-from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.config import StoreConfig
@@ -179,12 +178,12 @@ def server_of(broker: Broker) -> RemotingServer:
 
 def set_request_slice(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Sets the longest time slice of long requests. With 0, each event-loop iteration does one step."""
-    patch.setattr(long_requests, "SLICE_S", seconds)
+    change_constant(patch, "long_requests.SLICE_S", seconds)
 
 
 def set_preallocation_wait(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Sets the longest time for which a request waits until its file is preallocated."""
-    patch.setattr(preallocation_waits, "WAIT_S", seconds)
+    change_constant(patch, "preallocation_waits.WAIT_S", seconds)
 
 
 def objects_in_memory(kind: type[T], before: Sequence[T] = ()) -> list[T]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from administration import beat, queue, send
 from broker_support import Peer
+from constants import change_constant
 
 from gantrymq.broker.admin import client_relay
 from gantrymq.broker.broker import Broker
@@ -113,7 +114,7 @@ async def test_client_that_refuses_or_leaves_or_sleeps(
     await remoting.close()
     assert (await question).code == ResponseCode.SYSTEM_ERROR
 
-    monkeypatch.setattr(client_relay, "CLIENT_TIMEOUT_MS", 100)
+    change_constant(monkeypatch, "client_relay.CLIENT_TIMEOUT_MS", 100)
     remoting = await client(broker, "one", {RequestCode.GET_CONSUMER_RUNNING_INFO: say_nothing})
     response = await peer.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
     assert response.code == ResponseCode.CONSUME_MSG_TIMEOUT
@@ -123,7 +124,7 @@ async def test_client_that_refuses_or_leaves_or_sleeps(
     # One connection gets a quarter of the limit.
     limit = Limit("requests", ("broker",), items=8, size=1000, items_of_one=2, size_of_one=250, reason="a test")
     monkeypatch.setattr(relay, "_quota", Quota(limit))
-    monkeypatch.setattr(client_relay, "CLIENT_TIMEOUT_MS", 1000)
+    change_constant(monkeypatch, "client_relay.CLIENT_TIMEOUT_MS", 1000)
     answers = await asyncio.gather(*(peer.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header) for _ in range(5)))
     assert (
         sorted(answer.code for answer in answers)

@@ -8,16 +8,15 @@ from collections import Counter
 import msgspec
 import pytest
 from broker_support import Peer
+from constants import change_constant
 from wait_until import until
 
-from gantrymq.broker.admin import messages
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
-from gantrymq.store import key_lookup
 from gantrymq.store.key_lookup import Search
 
 
@@ -108,8 +107,8 @@ async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pyte
 
     The number of concurrent searches is limited.
     """
-    monkeypatch.setattr(key_lookup, "_STEP_S", 0.0)
-    monkeypatch.setattr(messages, "_MAX_SEARCHES", 10)
+    change_constant(monkeypatch, "key_lookup._STEP_S", 0.0)
+    change_constant(monkeypatch, "messages._MAX_SEARCHES", 10)
     for n in range(64):
         await peer.send("orders", b"%d" % n, properties={"KEYS": "much" if n else "much little"})
     await until(lambda: broker.store.keys.build_index(60))

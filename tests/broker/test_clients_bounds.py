@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from broker_support import Peer
+from constants import change_constant
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.tables import subscription_groups, topics
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json
@@ -35,8 +35,8 @@ async def test_clients_make_some_groups_and_topics_by_themselves(
 ) -> None:
     await peer.send("first", b"x")
     broker.groups.get("first")
-    monkeypatch.setattr(subscription_groups, "MAX_MADE_BY_CLIENTS", 2)
-    monkeypatch.setattr(topics, "MAX_MADE_BY_CLIENTS", len(broker.topics.table.topic_config_table) + 1)
+    change_constant(monkeypatch, "subscription_groups.MAX_MADE_BY_CLIENTS", 2)
+    change_constant(monkeypatch, "topics.MAX_MADE_BY_CLIENTS", len(broker.topics.table.topic_config_table) + 1)
     assert (await peer.send("second", b"x")).code == ResponseCode.SUCCESS
     answer = await peer.send("third", b"x")
     assert (answer.code, "updateTopic" in (answer.remark or "")) == (ResponseCode.TOPIC_NOT_EXIST, True)

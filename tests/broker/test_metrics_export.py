@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from broker_support import Peer, config
+from constants import change_constant
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
@@ -276,7 +277,7 @@ async def test_the_stop_exports_once_more_and_closes(error: Exception | None) ->
 
 
 async def test_the_stop_does_not_wait_for_a_hung_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_module, "LAST_EXPORT_S", 0.05)
+    change_constant(monkeypatch, "export.LAST_EXPORT_S", 0.05)
     released = Event()
     exporter = FakeExporter(released=released)
     export = MetricsExport(list, lambda: exporter, 3600, Jobs())

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from broker_support import Disk, Peer, config, longest_step, set_preallocation_wait
+from constants import change_constant
 from transaction_support import Producer
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.append import new_topics
 from gantrymq.broker.append import preallocation_waits as preallocation_waits
 from gantrymq.broker.append.new_topics import NewTopics
 from gantrymq.broker.broker import Broker
@@ -202,7 +202,7 @@ async def test_first_sends_of_a_connection_keep_their_order(
 
     Some of them arrive while earlier ones are being processed in several event-loop iterations.
     """
-    monkeypatch.setattr(new_topics, "SLICE_S", 0.0)
+    change_constant(monkeypatch, "new_topics.SLICE_S", 0.0)
     disk.may_go_on.clear()
     bodies = [b"%d" % number for number in range(30)]
     sends = [asyncio.ensure_future(peer.send("orders", body)) for body in bodies[:15]]

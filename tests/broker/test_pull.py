@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from broker_support import Peer, requests_in_memory, server_of, set_request_slice, until_freed, weak
+from constants import change_constant
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.pull import processor as pull
 from gantrymq.errors import ConnectionLost
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -209,7 +209,7 @@ async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: 
 
 
 async def test_waiting_pulls_are_bounded(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "WAITING_PULLS_OF_ONE", 3)
+    change_constant(monkeypatch, "processor.WAITING_PULLS_OF_ONE", 3)
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(3)]
     await until(lambda: len(broker.polling) == 3)

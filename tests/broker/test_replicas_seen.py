@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from bare_store import full_disk
+from constants import change_constant
 from controlled_support import ControlledBrokers
 from replicated_brokers import Replicas
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.doctor import replication_checks
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.topology import Topology
@@ -105,6 +105,6 @@ async def test_doctor_says_that_a_slave_is_behind(tmp_path: Path, monkeypatch: p
         assert not [finding for finding in await wrong(replicas.name_server.address) if "behind" in finding.what]
         (slave,) = replicas.master.replication.slaves()
         slave.acknowledged = 0
-        monkeypatch.setattr(replication_checks, "LATE_MS", 0)
+        change_constant(monkeypatch, "replication_checks.LATE_MS", 0)
         what = [finding.what for finding in await wrong(replicas.name_server.address)]
         assert any(text.startswith("the slave 1 of broker broker-a (master) is 0 s behind") for text in what), what

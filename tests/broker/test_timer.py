@@ -15,12 +15,12 @@ from struct import unpack
 
 import pytest
 from broker_support import Peer, config
+from constants import change_constant
 from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.delay import timer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -253,7 +253,7 @@ async def test_recalls_of_one_slot_are_limited(peer: Peer, monkeypatch: pytest.M
 
     The limit also applies to a recall that is sent as a message.
     """
-    monkeypatch.setattr(timer, "MAX_RECALLS_OF_SLOT", 2)
+    change_constant(monkeypatch, "timer.MAX_RECALLS_OF_SLOT", 2)
     # The very first message can be counted twice, because its file is created meanwhile.
     await peer.send("orders", b"", properties={"TIMER_DELAY_MS": "60000"})
     due_ms = now_ms() + 60_000

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_support import CLUSTER, create, name_server
+from constants import change_constant
 from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
@@ -224,7 +225,7 @@ def test_a_group_that_does_not_keep_up() -> None:
 
 
 async def test_a_consumer_that_hangs_holds_nobody_up(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.client.doctor.groups_seen.MEMBERS_TIMEOUT_S", 0.2)
+    change_constant(monkeypatch, "groups_seen.MEMBERS_TIMEOUT_S", 0.2)
 
     async def handle(message: MessageExt) -> None:
         pass

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from wait_until import wait_until
 
 from gantrymq import (
@@ -109,7 +110,7 @@ def test_parts(data: bytes, delimiter: bytes | None, parts: list[bytes], step: i
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
 @pytest.mark.parametrize("delimiter", [b"\n", b"--"])
 def test_a_part_that_is_too_long_is_not_kept(delimiter: bytes, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.cli.produce_input.MAX_LENGTH", 10)
+    change_constant(monkeypatch, "produce_input.MAX_LENGTH", 10)
     splitter = Splitter(delimiter)
     data = delimiter.join([b"one", b"x" * 11, b"two", b"y" * 500, b"three", b"z" * 10, b"w" * 40])
     fed = [part for n in range(0, len(data), step) for part in splitter.feed(data[n : n + step])]

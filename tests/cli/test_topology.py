@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import CLUSTER, name_server, register
+from constants import change_constant
 from ports import free_port
 
 from gantrymq import Message, Producer
@@ -48,7 +49,7 @@ async def test_what_is_seen(cluster: EmbeddedCluster, monkeypatch: pytest.Monkey
         await admin.create_topic(TopicConfig("seen", 3, 5), cluster=CLUSTER)
         # The topics were requested a moment ago, and not every look requests them again.
         assert [broker.topics for broker in await topology.look()] == [0, 0]
-        monkeypatch.setattr(topology_module, "TOPICS_INTERVAL_S", 0.0)
+        change_constant(monkeypatch, "topology.TOPICS_INTERVAL_S", 0.0)
         assert [(broker.topics, broker.queues) for broker in await topology.look()] == [(1, 5), (1, 5)]
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import java_cluster
 import pytest
+from constants import change_constant
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import NoRouteInfo
@@ -29,7 +30,7 @@ _number = itertools.count()
 @pytest.fixture(autouse=True)
 def _every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns off the limit of repeated log lines, because tests read the log."""
-    monkeypatch.setattr("gantrymq.logs.LINES", 1_000_000)
+    change_constant(monkeypatch, "logs.LINES", 1_000_000)
 
 
 def _life_of_a_cluster(fixture_name: str, config: pytest.Config) -> Literal["module", "session"]:

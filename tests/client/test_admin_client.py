@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
+from constants import change_constant
 from wait_until import until
 
 from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import decode_trace
-from gantrymq.client.consuming import assigned_queues
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BodyError, BrokerError, ClientError, ConnectFailed, NoRouteInfo, PartialFailure
@@ -431,7 +431,7 @@ async def test_who_has_consumed_a_message(
     unique: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assigned_queues, "COMMIT_INTERVAL_S", 0.1)
+    change_constant(monkeypatch, "assigned_queues.COMMIT_INTERVAL_S", 0.1)
     await make_topic(admin, unique)
     consumed = asyncio.Event()
 

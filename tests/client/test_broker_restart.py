@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from ports import free_port
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
@@ -22,7 +22,7 @@ from gantrymq.store.config import StoreConfig
 
 
 async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.05)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.05)
     name_server = NameServer(NamesrvConfig(listen_port=0, kv_config_path=tmp_path / "kvConfig.json"))
     await name_server.start()
 

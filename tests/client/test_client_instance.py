@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from constants import change_constant
 from ports import free_port
 from scripted import serving
 from scripted_producer import ProducerBroker, scripted_cluster
 from wait_until import until
 
-from gantrymq.client import client_instance
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.bodies.heartbeat import ProducerData
@@ -162,7 +162,7 @@ async def test_only_the_first_callers_wait_for_a_broker_that_hangs() -> None:
 
 
 async def test_the_pause_between_reconnects_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
+    change_constant(monkeypatch, "client_instance.RECONNECT_S", 0.01)
     port = free_port()
     broker = ProducerBroker(port=port)
     async with scripted_cluster(broker) as address:

@@ -7,12 +7,12 @@ import logging
 import threading
 
 import pytest
+from constants import change_constant
 from ports import free_port
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
 from gantrymq.client import failure_log as failure_log_module
-from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.failure_log import LOG_INTERVAL_S, FailureLog
 from gantrymq.client.producing.producer import Producer
@@ -71,7 +71,7 @@ async def test_a_broker_that_is_away_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gantrymq")
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
 
     async def handle(message: MessageExt) -> None:
         """Does nothing."""

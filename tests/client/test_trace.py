@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from constants import change_constant
 from facts import FACTS
 
 from gantrymq.client import trace
@@ -73,7 +74,7 @@ def test_every_message_of_a_batch_is_found_by_its_id() -> None:
 
 
 def test_long_traces_take_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MAX_TEXT", 200)
+    change_constant(monkeypatch, "trace.MAX_TEXT", 200)
     messages = list(trace_messages([context(n) for n in range(10)], "traces"))
     assert len(messages) > 1
     found = [view.msg_id for message in messages for view in decode_trace(message.body, "")]
@@ -146,7 +147,7 @@ async def test_a_send_that_a_hook_breaks_ends_nothing(caplog: pytest.LogCaptureF
 
 
 async def test_few_contexts_are_sent_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "FLUSH_INTERVAL_S", 0.01)
+    change_constant(monkeypatch, "trace.FLUSH_INTERVAL_S", 0.01)
     sent: asyncio.Queue[Message] = asyncio.Queue()
     dispatcher = TraceDispatcher(sent.put)
     dispatcher.append(context(1))
@@ -157,7 +158,7 @@ async def test_few_contexts_are_sent_after_a_while(monkeypatch: pytest.MonkeyPat
 async def test_the_close_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace, "CLOSE_TIMEOUT_S", 0.05)
+    change_constant(monkeypatch, "trace.CLOSE_TIMEOUT_S", 0.05)
 
     async def send(message: Message) -> None:
         await asyncio.Event().wait()

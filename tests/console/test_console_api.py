@@ -13,11 +13,11 @@ import httpx
 import msgspec
 import pytest
 from console_support import browser, cluster, producer, visitor
+from constants import change_constant
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.console import app
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.pages import API, Page
 from gantrymq.console.queries.all_pages import PAGES
@@ -83,7 +83,7 @@ async def test_the_api_has_all_that_a_page_shows(
     producer.send(Message("shown", b"later", delay_level=17))
     producer.send(Message("shown", b"timed", properties={TIMER_DELAY_MS: "3600000"}))
     pages = {page.name: Once(page) for page in PAGES}
-    monkeypatch.setattr(app, "PAGES", tuple(one.page for one in pages.values()))
+    change_constant(monkeypatch, "app.PAGES", tuple(one.page for one in pages.values()))
     settings = Settings(cluster.name_server, tables_fresh_s=0.1)
     async with member_of(cluster, "shown-to", "shown") as client_id, browser(settings) as visitor:
 

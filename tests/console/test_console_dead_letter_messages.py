@@ -12,13 +12,13 @@ import httpx
 import msgspec
 import pytest
 from console_support import browser, cluster, html_of, json_of, producer, text_of, visitor
+from constants import change_constant
 from test_console_access import change
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.console.operations import MAX_RUNNING, Operation, Operations
-from gantrymq.console.queries import dead_letter_messages, queue_reader
 from gantrymq.console.settings import Settings
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.message import Message
@@ -168,9 +168,9 @@ async def test_a_page_looks_at_so_many(
     """If a filter finds few messages, a page ends in time. The next page continues, and no message is missing."""
     async with mourners(cluster, producer, visitor, f"rare-{bound}", 30):
         if bound == "letters":
-            monkeypatch.setattr(dead_letter_messages, "MAX_READ", 5)
+            change_constant(monkeypatch, "dead_letter_messages.MAX_READ", 5)
         else:
-            monkeypatch.setattr(queue_reader, "MAX_READ_BYTES", 5 * len(b"letter 0"))
+            change_constant(monkeypatch, "queue_reader.MAX_READ_BYTES", 5 * len(b"letter 0"))
         # No message matches on the first page. It leads to the next one.
         html = await html_of(visitor, "dead-letter-messages", group=f"rare-{bound}", search="key-29", size=4)
         assert "The next page continues the search." in html

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from constants import change_constant
 from wait_until import until
 
-from gantrymq.console import guard
 from gantrymq.console.connections import MAX_PER_ADDRESS
 from gantrymq.console.logins import hash_password
 from gantrymq.console.server import ConsoleThread
@@ -78,7 +78,7 @@ async def is_free(browser: httpx.AsyncClient) -> bool:
 
 
 def test_a_body_that_never_ends(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_WITHIN_S", 0.2)
+    change_constant(monkeypatch, "guard.BODY_WITHIN_S", 0.2)
     with ConsoleThread(Settings(cluster.name_server, port=0)) as console, connect(console.address) as sender:
         sender.sendall(
             b"POST /do/create-topic HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
 from ports import free_port
 from wait_until import until
@@ -19,7 +20,6 @@ from wait_until import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.controller.controllers import Controllers, Progress
-from gantrymq.controller import elections
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.config import ControllerConfig, Place, place_of
 from gantrymq.controller.live_brokers import BrokerIdentity
@@ -164,7 +164,7 @@ async def test_who_died_a_moment_ago_is_not_elected(tmp_path: Path, monkeypatch:
         await until(lambda: _is_master(second, 2))
         # The third broker has a longer log and counts as live, but is silent. So it does not become master, either.
         assert (await second.in_sync(2, 3)).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(elections, "WORD_S", 0.05)
+        change_constant(monkeypatch, "elections.WORD_S", 0.05)
         header = elect_header(3, designate=True)
         refused = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, header)
         assert refused.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from etcd_support import Member, etcd, needs_etcd
 from wait_until import until
 
-from gantrymq.controller import etcd_store
 from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.state_store import Leader, Term
 from gantrymq.errors import GantryError
@@ -54,12 +54,12 @@ async def begin(store: EtcdStore, me: Leader = A) -> Term:
 def lease_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Sets the duration of a lease, in seconds. Without a parameter, it is too long to expire in a test."""
     seconds: int = getattr(request, "param", 120)
-    monkeypatch.setattr(etcd_store, "LEASE_S", seconds)
+    change_constant(monkeypatch, "etcd_store.LEASE_S", seconds)
     return seconds
 
 
 async def test_terms_and_changes(tmp_path: Path, lease_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_store, "PAGE", 7)
+    change_constant(monkeypatch, "etcd_store.PAGE", 7)
     with etcd(tmp_path / "etcd") as members:
         async with opened(members) as a, opened(members) as b:
             first = await begin(a)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from constants import change_constant
 from controller_support import CLUSTER, NAME, Brokers, address, check_code
 from msgspec.structs import replace
 
@@ -74,11 +75,11 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     most = replicas.MAX_REPLICAS
     assert Brokers(most - 1).apply(most).code == ResponseCode.SUCCESS
     assert Brokers(most).apply(most + 1).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
-    monkeypatch.setattr(replicas, "MAX_BROKERS", 2)
+    change_constant(monkeypatch, "replicas.MAX_BROKERS", 2)
     assert Brokers(1).apply(2).code == ResponseCode.SUCCESS
     assert Brokers(2).apply(2).code == ResponseCode.SUCCESS
     assert Brokers(2).apply(3).code == ResponseCode.CONTROLLER_INVALID_REQUEST
-    monkeypatch.setattr(replicas, "MAX_BROKER_SETS", 0)
+    change_constant(monkeypatch, "replicas.MAX_BROKER_SETS", 0)
     assert Brokers().apply(1).code == ResponseCode.CONTROLLER_INVALID_REQUEST
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 
 from gantrymq.demo.state import DemoState
 from gantrymq.errors import GantryError
@@ -57,7 +58,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.demo.state.LOCK_TIMEOUT_S", 0.1)
+    change_constant(monkeypatch, "state.LOCK_TIMEOUT_S", 0.1)
     first = DemoState(tmp_path, total=10, fresh=False)
     with pytest.raises(GantryError, match="another demo is running"):
         DemoState(tmp_path, total=10, fresh=True)

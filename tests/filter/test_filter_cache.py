@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from constants import change_constant
 
 from gantrymq.errors import ClientError, RequestRefused
-from gantrymq.filter import filter_cache, sql
+from gantrymq.filter import sql
 from gantrymq.filter.filter_cache import SHORT, FilterCache
 from gantrymq.filter.sql import compile_in_steps, compile_sql
 from gantrymq.protocol.codes import ResponseCode
@@ -14,7 +15,7 @@ from gantrymq.protocol.steps import finish
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filter_cache, "FILTER_CHARACTERS", 4000)
+    change_constant(monkeypatch, "filter_cache.FILTER_CHARACTERS", 4000)
     # A new cache, because other tests have compiled expressions too.
     monkeypatch.setattr(sql, "compiled_filters", sql.CompiledFilters())
     monkeypatch.setattr(sql, "filters_in_use", FilterCache())

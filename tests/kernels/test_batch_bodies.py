@@ -6,6 +6,7 @@ import re
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_code import use_python
@@ -111,7 +112,7 @@ def test_plain_rows_are_none_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_native
 def test_keys_differ_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_bodies, "_ROWS_AT_ONCE", 7)
+    change_constant(monkeypatch, "batch_bodies._ROWS_AT_ONCE", 7)
     encoder = RowEncoder(WriteOptions(["a:1"], "t"), "w-0-0")
     rows = pa.RecordBatch.from_pydict({"body": [b"x"] * 100})
     batches = encoder.encode(rows)["t"].free + encoder.encode(rows)["t"].free

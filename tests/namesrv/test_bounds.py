@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from constants import change_constant
 from namesrv_support import broker_header, registration, topics_body
 from step_timer import StepTimer, loop_steps
 from wait_until import until
 
 from gantrymq.errors import BrokerError, RequestRefused
-from gantrymq.namesrv import notifications, route_table
 from gantrymq.namesrv import registration as registration_module
+from gantrymq.namesrv import route_table
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.responses import in_zone
 from gantrymq.namesrv.route_table import RouteTable
@@ -156,7 +157,7 @@ def test_there_is_room_for_so_many_brokers() -> None:
 
 
 def test_there_is_room_for_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_table, "MAX_TOPICS", 3)
+    change_constant(monkeypatch, "route_table.MAX_TOPICS", 3)
     table = RouteTable(NamesrvConfig())
     put(table, "a", topics_body("A", "B", "C"))
     put(table, "b", topics_body("A", "B", "C"))
@@ -215,7 +216,7 @@ async def test_other_bodies_have_bounds_too(
 async def test_so_many_brokers_are_told_at_a_time(
     server: NameServer, client: RemotingClient, config: NamesrvConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "MAX_UNDER_WAY", 5)
+    change_constant(monkeypatch, "notifications.MAX_UNDER_WAY", 5)
     config.notify_min_broker_id_changed = True
     body = topics_body("A", "B")
     for broker_id in range(20, 0, -1):

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from constants import change_constant
 from namesrv_support import broker_header, registration, topics_body
 from ports import free_port
 from wait_until import until
@@ -21,7 +22,6 @@ from wait_until import until
 from gantrymq.cli.main import run
 from gantrymq.config import parse_properties
 from gantrymq.errors import BrokerError, ConfigError, RefusalReason, RemotingError
-from gantrymq.namesrv import server as server_module
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -119,8 +119,8 @@ async def test_the_kv_configuration_is_logged_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(server_module, "KV_LOG_DELAY_S", 0.02)
-    monkeypatch.setattr(server_module, "KV_LOG_INTERVAL_S", 0.02)
+    change_constant(monkeypatch, "server.KV_LOG_DELAY_S", 0.02)
+    change_constant(monkeypatch, "server.KV_LOG_INTERVAL_S", 0.02)
     caplog.set_level(logging.INFO, "gantrymq.namesrv.server")
     server = NameServer(config)
     await server.start()

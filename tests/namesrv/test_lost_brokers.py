@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from constants import change_constant
 from namesrv_support import broker_header, registration, topics_body
 from wait_until import until
 
 from gantrymq.errors import BrokerError
-from gantrymq.namesrv import route_table
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.lost_brokers import KEPT_MS, MAX_TOPICS, NAMESPACE, PARTS_MS, LostBrokers
 from gantrymq.namesrv.route_table import DEFAULT_HEARTBEAT_TIMEOUT_MS, RouteTable
@@ -106,7 +106,7 @@ def test_a_broker_that_goes_while_it_comes_back_is_lost_with_all_that_it_had(
 
     Topics that it has not registered again are in no route. They must not be dropped after its first topics.
     """
-    monkeypatch.setattr(route_table, "_STEP_TOPICS", 1)
+    change_constant(monkeypatch, "route_table._STEP_TOPICS", 1)
     table.connections_closed(["broker-b 0"])
     steps = table.register_in_steps(
         broker_header("broker-b", B), topics_body("B", "AB"), zone_name=None, connection="again", now_ms=0

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from constants import change_constant
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.errors import BodyError
-from gantrymq.protocol import fastjson as fastjson_module
 from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
 from gantrymq.protocol.fastjson import (
     MAX_REQUEST_BYTES,
@@ -61,7 +61,7 @@ def test_bare_keys_are_quoted_and_nothing_else_changes(value: Any, space: str) -
 def test_in_steps_it_comes_to_the_same(value: Any, space: str, step: int) -> None:
     text = fastjson(value, space).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastjson_module, "_STEP_BYTES", step)
+        change_constant(patch, "fastjson._STEP_BYTES", step)
         assert finish(bare_keys_quoted_in_steps(text)) == quote_bare_keys(text)
 
 

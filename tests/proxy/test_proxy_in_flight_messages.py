@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from constants import change_constant
 
 from gantrymq.protocol.receipt_handle import ReceiptHandle
-from gantrymq.proxy.consumer import in_flight_messages as module
 from gantrymq.proxy.consumer.handle import Handle
 from gantrymq.proxy.consumer.in_flight_messages import InFlightMessage, InFlightMessages, MessageKey
 from gantrymq.proxy.statuses import ProxyError
@@ -149,7 +149,7 @@ def test_a_client_goes() -> None:
 
 
 def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROXY_IN_FLIGHT_MESSAGES", 2)
+    change_constant(monkeypatch, "in_flight_messages.PROXY_IN_FLIGHT_MESSAGES", 2)
     table = InFlightMessages(10_000)
     assert table.add(in_flight(offset=1))
     assert table.add(in_flight(offset=2))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from calls import RecordedCall
+from constants import change_constant
 from proxy_support import members_of, new_topic
 from wait_until import until
 
@@ -156,7 +157,7 @@ def test_the_bytes_of_settings_are_bounded() -> None:
 
 def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client uses a kilobyte or two for two minutes, even with small settings."""
-    monkeypatch.setattr("gantrymq.proxy.clients.PROXY_SETTINGS_BYTES", 1000 * client_memory(producer()))
+    change_constant(monkeypatch, "clients.PROXY_SETTINGS_BYTES", 1000 * client_memory(producer()))
     clients = Clients()
     tell_all(clients, 1900)
     with pytest.raises(ProxyError, match="too many clients"):

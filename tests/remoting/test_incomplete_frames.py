@@ -9,6 +9,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from constants import change_constant
 from hypothesis import given
 from hypothesis import strategies as st
 from remoting_support import ECHO, address, calling, frame, peer_of, serving
@@ -16,7 +17,6 @@ from wait_until import until
 
 from gantrymq.limits import INCOMPLETE_FRAMES_BYTES as LIMIT_OF_SERVER
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting import incomplete_frames
 from gantrymq.remoting.incomplete_frames import GIVEN_UP_S, LEAST_PACE, MOST_STALLS, SMALL, IncompleteFrames
 
 KIB = 1024
@@ -295,7 +295,7 @@ def test_the_sums_are_right_whatever_happens(steps: list[tuple[int, str, int, bo
 
 
 async def test_sixty_unfinished_frames_and_a_client_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incomplete_frames, "PACE_S", 0.5)
+    change_constant(monkeypatch, "incomplete_frames.PACE_S", 0.5)
     async with serving() as server, AsyncExitStack() as stack:
         frames = server.incomplete_frames
         # Each peer sends a frame of 15 MiB except its last byte.

@@ -17,6 +17,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from constants import change_constant
 from remoting_support import (
     ECHO,
     SILENT,
@@ -35,7 +36,6 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, ONEWAY_FLAG, RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import connection as connection_module
-from gantrymq.remoting import server as server_module
 from gantrymq.remoting.connection import BATCH_LIMIT, Connection, Reply
 from gantrymq.remoting.flow_control import WRITE_HIGH_WATER
 from gantrymq.remoting.listener import ListenOptions
@@ -540,7 +540,7 @@ async def test_an_idle_connection_is_closed_within_about_a_second() -> None:
 
 
 async def test_very_many_idle_connections_are_closed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CLOSED_PER_TURN", 5)
+    change_constant(monkeypatch, "server.CLOSED_PER_TURN", 5)
     closed_in_turn: list[int] = []
     closed = 0
 

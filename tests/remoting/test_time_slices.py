@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
+from constants import change_constant
 from remoting_support import ECHO, address, calling, echo, frame, only_connection, peer_of, serving
 from transports import Swallowing
 from wait_until import until
@@ -26,8 +27,6 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import flow_control, loop_watch
-from gantrymq.remoting import server as server_module
-from gantrymq.remoting import time_slices as turns_module
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
@@ -219,7 +218,7 @@ async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float
 async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit, only cheap connections are read. All are read again when half of the input is served."""
     read = frame(7) * 1000
-    monkeypatch.setattr(turns_module, "WAITING_READS_BYTES", 20 * len(read))
+    change_constant(monkeypatch, "time_slices.WAITING_READS_BYTES", 20 * len(read))
     connections, slices = connections_of(60, 0.00003)
     innocent, *others = connections
     innocent.data_received(frame(ECHO))
@@ -513,7 +512,7 @@ async def test_a_stall_is_in_the_metrics() -> None:
 
 
 async def test_answers_by_tasks_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "RESPONSE_TASKS", replace(RESPONSE_TASKS, items_of_one=3))
+    change_constant(monkeypatch, "server.RESPONSE_TASKS", replace(RESPONSE_TASKS, items_of_one=3))
     go_on = asyncio.Event()
 
     async def work() -> RemotingCommand:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import uvloop
 from certificates import Pair, make_certificate
+from constants import change_constant
 from other_end import other_end
 from remoting_support import ECHO, address, calling, frame, peer_of, serving
 from wait_until import until
@@ -26,7 +27,6 @@ from wait_until import until
 from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting import server_tls, tls_detection
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
@@ -234,7 +234,7 @@ async def test_a_silent_connection_is_closed_by_stop(config: TlsConfig) -> None:
 
 
 async def test_a_handshake_that_stops_is_given_up(config: TlsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_detection, "HANDSHAKE_TIMEOUT_S", 0.05)
+    change_constant(monkeypatch, "tls_detection.HANDSHAKE_TIMEOUT_S", 0.05)
     async with serving(tls=config) as server, peer_of(server) as peer:
         await peer.send(b"\x16\x03\x01")
         await peer.closed_by_other()
@@ -339,7 +339,7 @@ def der(pair: Pair) -> bytes:
 @pytest.fixture
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a server look for changed files almost at once."""
-    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
+    change_constant(monkeypatch, "server_tls.WATCH_INTERVAL_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick_watch")

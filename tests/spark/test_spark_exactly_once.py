@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from exactly_once_support import driver, numbers
 from killable_cluster import Killable
 from pyspark.sql import SparkSession
@@ -269,7 +270,7 @@ def test_a_broker_that_keeps_no_account(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Simulates a Java broker, which treats the request as an ordinary send."""
-    monkeypatch.setattr("gantrymq.broker.send.batches.AFTER_MARK", b"\xff nothing has this")
+    change_constant(monkeypatch, "batches.AFTER_MARK", b"\xff nothing has this")
     topic = new_topic(1)
     options = options_for(cluster, topic)
     with caplog.at_level(logging.WARNING):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from hypothesis import given
 from hypothesis import strategies as st
 from spark_support import create_topic
 
-from gantrymq.arrow import partitions
 from gantrymq.arrow.cluster_client import ClusterClient, run
 from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.arrow.filters import PushedFilters
@@ -131,7 +131,7 @@ def test_a_plan_of_other_offsets_is_refused(of_queue: list[int]) -> None:
 def test_a_skewed_topic(
     cluster: EmbeddedCluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "SAMPLED_ROWS", 500)
+    change_constant(monkeypatch, "partitions.SAMPLED_ROWS", 500)
     topic = new_topic(1)
     create_topic(cluster, topic, 2)
     given = ReadOptions.parse(

@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from spark_support import BULK_TRANSFER, create_topic, send_numbers
 from wait_until import wait_until
 
-from gantrymq.arrow import connection_pool, pull
+from gantrymq.arrow import pull
 from gantrymq.arrow.cluster_client import ClusterClient, run
 from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.arrow.connection_pool import task_connections
@@ -76,8 +77,8 @@ def test_exactly_the_range(cluster: EmbeddedCluster, one_queue: MessageQueue) ->
 def test_small_pulls_make_large_batches(
     cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "PULL_BYTES", 500)
-    monkeypatch.setattr(pull, "BATCH_ROWS", 400)
+    change_constant(monkeypatch, "pull.PULL_BYTES", 500)
+    change_constant(monkeypatch, "pull.BATCH_ROWS", 400)
     found = list(bodies(OffsetRange(one_queue, 0, 1000), options_for(cluster.name_server, one_queue.topic)))
     assert all(300 < len(batch) <= 400 for batch in found[:-1])
     assert list(chain(*found)) == numbered(1000)
@@ -97,8 +98,8 @@ async def others() -> set[asyncio.Task[Any]]:
 def test_an_abandoned_read_leaves_nothing_under_way(
     cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "PULL_BYTES", 500)
-    monkeypatch.setattr(pull, "BATCH_ROWS", 10)
+    change_constant(monkeypatch, "pull.PULL_BYTES", 500)
+    change_constant(monkeypatch, "pull.BATCH_ROWS", 10)
     options = options_for(cluster.name_server, one_queue.topic)
 
     with task_connections(options) as brokers:
@@ -167,8 +168,8 @@ def test_lost_messages_that_a_filter_wants(tmp_path: Path, caplog: pytest.LogCap
 def test_a_read_that_does_not_end_in_time_hides_no_error(
     cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "BATCH_ROWS", 10)
-    monkeypatch.setattr(connection_pool, "CANCEL_TIMEOUT_S", 0.01)
+    change_constant(monkeypatch, "pull.BATCH_ROWS", 10)
+    change_constant(monkeypatch, "connection_pool.CANCEL_TIMEOUT_S", 0.01)
     options = options_for(cluster.name_server, one_queue.topic)
     may_end = threading.Event()
     pull_at_once = ClusterClient.pull
@@ -209,7 +210,7 @@ def test_damaged_records_name_their_range(
 
 
 async def test_a_broker_that_dies_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "BATCH_ROWS", 100)
+    change_constant(monkeypatch, "pull.BATCH_ROWS", 100)
     name_server = NameServer(
         NamesrvConfig(
             bind_address="127.0.0.1",

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.arrow import pull
 from gantrymq.arrow.cluster_client import ClusterClient, run
 from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.arrow.filters import PushedFilters
@@ -72,7 +72,7 @@ def test_one_task_reads_a_broker() -> None:
 def test_a_read_takes_its_time(
     cluster: EmbeddedCluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "LEAST_PULL_BYTES", 2000)
+    change_constant(monkeypatch, "pull.LEAST_PULL_BYTES", 2000)
     topic = new_topic(1)
 
     async def send() -> None:

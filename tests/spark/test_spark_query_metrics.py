@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from constants import change_constant
 
 from gantrymq.metrics import render
-from gantrymq.spark import query_metrics
 from gantrymq.spark.query_metrics import QueryMetrics, left_of
 
 
@@ -69,7 +69,7 @@ def test_what_is_left() -> None:
 
 
 def test_queries_that_have_ended_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_metrics, "MOST_ENDED", 2)
+    change_constant(monkeypatch, "query_metrics.MOST_ENDED", 2)
     figures = QueryMetrics()
     for number in range(5):
         figures.started(f"id-{number}", None)

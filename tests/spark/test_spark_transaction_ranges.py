@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 from exactly_once_support import numbers
 
 from gantrymq.arrow.cluster_client import ClusterClient, run
@@ -87,7 +88,7 @@ def test_brokers_that_take_no_batches(
     cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Java's brokers behave like this. Messages that were sent one by one are ended one by one."""
-    monkeypatch.setattr("gantrymq.broker.send.batches.TRANSACTION_PREPARED", -1)
+    change_constant(monkeypatch, "batches.TRANSACTION_PREPARED", -1)
     topic = new_topic(2)
     options = options_for(cluster, topic)
     task = sent(options, 0, keyed=True)

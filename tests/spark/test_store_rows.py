@@ -8,13 +8,12 @@ from struct import pack
 
 import pyarrow as pa
 import pytest
+from constants import change_constant
 
-from gantrymq.arrow import record_batches
 from gantrymq.arrow.body_values import CorruptBodies
 from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.arrow.native_records import NativeRecords
 from gantrymq.arrow.numpy_records import NumpyRecords
-from gantrymq.arrow.store import rows as rows_module
 from gantrymq.arrow.store.planning import LogRange
 from gantrymq.arrow.store.rows import read_range
 from gantrymq.errors import StoreError
@@ -34,8 +33,8 @@ def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Returns a function that writes bytes to a file and reads its rows."""
     if request.param is NativeRecords and native is None:
         pytest.skip("gantrymq-native isn't there")
-    monkeypatch.setattr(record_batches, "_RECORDS", request.param)
-    monkeypatch.setattr(rows_module, "CHUNK_BYTES", 1000)
+    change_constant(monkeypatch, "record_batches._RECORDS", request.param)
+    change_constant(monkeypatch, "rows.CHUNK_BYTES", 1000)
 
     def read(data: bytes, end: int | None = None, **options: object) -> list[dict[str, object]]:
         path = tmp_path / "00000000000000000000"

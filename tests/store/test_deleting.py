@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from store_support import crash, open_store, put, read_all
 from wait_until import wait_until
 
@@ -40,7 +41,7 @@ def test_files_go_in_the_background_and_in_steps(tmp_path: Path, monkeypatch: py
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(files, "unlink", noted)
-    monkeypatch.setattr(trash, "_STEP_S", 0.005)
+    change_constant(monkeypatch, "trash._STEP_S", 0.005)
     queue = store.queue("Many", 0)
     store.delete_topic("Many")
     assert not (tmp_path / "consumequeue" / "Many").exists()

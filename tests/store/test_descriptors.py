@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from store_support import mapped_files, open_store, put, read_all
 
 from gantrymq.background.report import JobReport
-from gantrymq.store import queue_mappings
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.preallocation import Preallocation
@@ -125,7 +125,7 @@ def test_a_file_that_can_not_be_put_there(tmp_path):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(queue_mappings, "MOST_MAPPINGS", 4)
+    change_constant(monkeypatch, "queue_mappings.MOST_MAPPINGS", 4)
     store = open_store(tmp_path)
     yield store
     store.close()

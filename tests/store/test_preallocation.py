@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constants import change_constant
 from store_support import (
     LOG_FILE,
     STORE_HOST,
@@ -28,7 +29,7 @@ from wait_until import wait_until
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
-from gantrymq.store import index_file, mapped_file, message_index, message_writer, preallocation
+from gantrymq.store import mapped_file, message_index, message_writer, preallocation
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.log_preallocation import LogPreallocation
 from gantrymq.store.message_store import MessageStore, PutResult
@@ -52,7 +53,7 @@ def store(tmp_path: Path, jobs: Jobs) -> Iterator[MessageStore]:
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the thread repeat a failed operation almost at once."""
-    monkeypatch.setattr(preallocation, "_RETRY_S", 0.01)
+    change_constant(monkeypatch, "preallocation._RETRY_S", 0.01)
 
 
 def report_of(jobs: Jobs) -> JobReport:
@@ -94,7 +95,7 @@ def test_who_builds_the_index_makes_no_file(store: MessageStore, monkeypatch: py
 
     queue = store.queue("T", 0)
     put_patiently(store, queue, b"first")
-    monkeypatch.setattr(index_file, "_RESERVE", 1024)
+    change_constant(monkeypatch, "index_file._RESERVE", 1024)
     monkeypatch.setattr(files, "allocate", slowly)
     monkeypatch.setattr(
         mapped_file.MappedFile, "make", lambda *args: (allocating.add(threading.current_thread().name), make(*args))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from constants import change_constant
 from store_support import (
     LOG_FILE,
     UNITS_PER_FILE,
@@ -114,7 +115,7 @@ class RoundTime:
         self.set(10)
 
     def set(self, seconds: float) -> None:
-        self._patch.setattr(cleaner, "_SLICE_S", seconds)
+        change_constant(self._patch, "cleaner._SLICE_S", seconds)
 
 
 @pytest.fixture

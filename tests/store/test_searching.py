@@ -14,12 +14,13 @@ from itertools import count, cycle
 from typing import Any
 
 import pytest
+from constants import change_constant
 from step_timer import StepTimer
 from store_support import finish, flushed, limit_entries_read, mapped_files, open_store, put
 from wait_until import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, index_entries, index_file, key_lookup, message_index
+from gantrymq.store import cleaner, index_file
 from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, read_header
 from gantrymq.store.index_keys import KeyHash
 from gantrymq.store.mapped_file import MappedFile
@@ -110,8 +111,8 @@ def test_too_many_entries(crowded, monkeypatch, caplog):
 @pytest.fixture
 def stepwise(monkeypatch):
     """Makes each entry a separate step."""
-    monkeypatch.setattr(message_index, "_STEPS", 1)
-    monkeypatch.setattr(key_lookup, "_STEP_S", 0)
+    change_constant(monkeypatch, "message_index._STEPS", 1)
+    change_constant(monkeypatch, "key_lookup._STEP_S", 0)
 
 
 def has_only_live_files(store: MessageStore) -> bool:
@@ -251,7 +252,7 @@ def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, er
     for turn in range(20):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fails_at(turn, original, error))
-            patch.setattr(index_entries, "_RECORDS", 3)
+            change_constant(patch, "index_entries._RECORDS", 3)
             try:
                 store.keys.build_index(0)
             except (OSError, StoreError, ValueError):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from constants import change_constant
 from inbox import send_all
 from leftovers import nothing_left
 from wait_until import until
 
-from gantrymq.client.consuming import consumer_relay
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
@@ -159,7 +159,7 @@ def test_batches_that_cannot_be(options: dict[str, Any]) -> None:
 async def test_statistics_are_told(
     name_server: str, producer: Producer, topic: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_relay, "SAMPLE_INTERVAL_S", 0.05)
+    change_constant(monkeypatch, "consumer_relay.SAMPLE_INTERVAL_S", 0.05)
     told: list[dict[str, ConsumeStatus]] = []
     await send_all(producer, topic, BODIES)
     async with consuming(name_server, unique, topic, lambda message: None, on_statistics=told.append):

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
+from constants import change_constant
 from wait_until import until
 
-from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -22,7 +22,7 @@ BROKEN = BAD_BODIES | BAD_RECORDS
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
 
 
 class Reader:

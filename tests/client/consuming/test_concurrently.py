@@ -6,6 +6,7 @@ import asyncio
 from typing import cast
 
 import pytest
+from constants import change_constant
 from records import message_at
 from wait_until import until
 
@@ -77,7 +78,7 @@ async def test_a_slow_handler_that_fails_while_its_message_goes_back() -> None:
 
 async def test_it_is_sent_back_again_when_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler fails while the message is being sent back because of its timeout, and this request fails."""
-    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
+    change_constant(monkeypatch, "concurrently.RETRY_LOCALLY_S", 0.01)
     broker, handler = Broker(), Handler()
     broker.held = asyncio.Event()
     broker.errors = [RequestTimeout("as scripted", "127.0.0.1:1")]
@@ -93,7 +94,7 @@ async def test_it_is_sent_back_again_when_that_failed(monkeypatch: pytest.Monkey
 
 
 async def test_whatever_fails_in_sending_back_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
+    change_constant(monkeypatch, "concurrently.RETRY_LOCALLY_S", 0.01)
     broker, handler = Broker(), Handler()
     broker.errors = [ValueError("of a hook")]
     handler.ended.set()

@@ -5,10 +5,10 @@ import threading
 from functools import partial
 
 import pytest
+from constants import change_constant
 from records import message_at
 from wait_until import until
 
-from gantrymq.client.consuming import handler_pool as handler_pool_module
 from gantrymq.client.consuming.handler_pool import MessageHandler, Running, TaskPool, ThreadPool, handler_pool
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.protocol.message import MessageExt, MessageQueue
@@ -175,7 +175,7 @@ async def test_knows_coroutine_functions_in_disguise(outcomes: Outcomes) -> None
 async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
     outcomes: Outcomes, process_queue: ProcessQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handler_pool_module, "CANCEL_TIMEOUT_S", 0.05)
+    change_constant(monkeypatch, "handler_pool.CANCEL_TIMEOUT_S", 0.05)
     go_on = asyncio.Event()
     cancelled = 0
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from broken_records import LogBroker, good, serving_topic
+from constants import change_constant
 from inbox import Inbox
 from leftovers import nothing_left
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
-from gantrymq.client.consuming import introduction
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -48,7 +48,7 @@ def subscribed(kind: str, to: str, sql: str | None = None, topic: str = "topic",
 
 @pytest.fixture
 def _short_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introduction, "START_S", 0.4)
+    change_constant(monkeypatch, "introduction.START_S", 0.4)
 
 
 @pytest.mark.usefixtures("_short_start")

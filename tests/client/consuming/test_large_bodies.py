@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from broken_records import ZLIB, LogBroker, good, serving_topic
+from constants import change_constant
 from step_timer import StepTimer
 from wait_until import until
 
-from gantrymq.client.consuming import large_bodies
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -33,7 +33,7 @@ LONGEST_S = 0.1
 
 @pytest.fixture(autouse=True)
 def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_bodies, "BUDGET_BYTES", BUDGET)
+    change_constant(monkeypatch, "large_bodies.BUDGET_BYTES", BUDGET)
 
 
 @asynccontextmanager

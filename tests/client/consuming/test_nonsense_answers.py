@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
+from constants import change_constant
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
-from gantrymq.client.consuming import queue_puller, rebalancer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -81,7 +81,7 @@ async def test_an_impossible_offset_is_not_believed(
 ) -> None:
     if code is ResponseCode.PULL_OFFSET_MOVED and offset == 1:
         pytest.skip("the broker may know better")
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
     broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 2, record(0) + record(1)), (code, offset, records)])
     broker.pull_answers.append((ResponseCode.PULL_NOT_FOUND, 2, b""))
     async with consuming(broker):
@@ -153,7 +153,7 @@ class OddOffsets(ScriptedGroupBroker):
 async def test_a_negative_offset_is_asked_for_again(
     code: RequestCode, start_from: StartFrom, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rebalancer, "RETRY_INTERVAL_S", 0.01)
+    change_constant(monkeypatch, "rebalancer.RETRY_INTERVAL_S", 0.01)
     broker = OddOffsets(code)
     async with consuming(broker, start_from):
         await until(lambda: broker.pulls)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from constants import change_constant
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming import offset_store
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore
 from gantrymq.errors import ConnectFailed
 from gantrymq.protocol.command import RemotingCommand
@@ -67,7 +67,7 @@ async def test_an_offset_that_stays_is_told_once_in_a_while(
     for offset in (10, 10, 11, 11):
         await store.commit({QUEUE: offset})
     assert broker.commits == [10, 11]
-    monkeypatch.setattr(offset_store, "REPEAT_S", 0.0)
+    change_constant(monkeypatch, "offset_store.REPEAT_S", 0.0)
     await store.commit({QUEUE: 11})
     assert broker.commits == [10, 11, 11]
 

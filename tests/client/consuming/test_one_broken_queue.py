@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
+from constants import change_constant
 from wait_until import until
 
-from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -35,7 +35,7 @@ GOOD = {b"good %d" % offset for offset in range(0, 2 * len(BROKEN) + 1, 2)}
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
 
 
 class BrokenQueue(LogBroker):

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
+from constants import change_constant
 from scripted import ScriptedBroker, ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
-from gantrymq.client.consuming import concurrently, queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -33,8 +33,8 @@ def record(queue_offset: int, body: bytes = b"body") -> bytes:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
-    monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "concurrently.RETRY_LOCALLY_S", 0.01)
 
 
 class Handler:

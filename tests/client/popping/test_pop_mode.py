@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from constants import change_constant
 from inbox import Inbox, queues_of, send_all
 from records import message_at
 from wait_until import until
@@ -58,7 +59,7 @@ async def test_what_fails_in_pop_mode_comes_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gantrymq.client.popping.popped_queues.RETRY_AFTER_S", (1,))
+    change_constant(monkeypatch, "popped_queues.RETRY_AFTER_S", (1,))
     await send_all(producer, topic, [b"bad"])
     await set_mode(name_server, topic, unique, "POP")
     tries: list[tuple[str, int]] = []
@@ -207,8 +208,8 @@ async def test_a_hook_that_fails_ends_no_queue(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gantrymq.client.popping.popped_queues.RETRY_DELAY_S", 0.01)
-    monkeypatch.setattr("gantrymq.client.consuming.queue_puller.RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "popped_queues.RETRY_DELAY_S", 0.01)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
     await set_mode(name_server, topic, unique, mode)
     inbox, hook = Inbox(), FailingHook(code, 10)
     consumer = PushConsumer(

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from constants import change_constant
 from scripted import ScriptedNameServer, serving
 from scripted_producer import ProducerBroker
 from wait_until import until
 
-from gantrymq.client import client_instance
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, BrokerUnavailable, RefusalReason, SendOutcomeUnknown
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
@@ -56,7 +56,7 @@ async def moving(**options: Any) -> AsyncIterator[tuple[Brokers, Producer]]:
 
 
 async def test_the_route_is_asked_for_while_the_broker_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_instance, "RECONNECT_S", 0.01)
+    change_constant(monkeypatch, "client_instance.RECONNECT_S", 0.01)
     async with moving() as (brokers, producer):
         await producer.client.routes.get("topic")
         await producer.client.greet_new_brokers()

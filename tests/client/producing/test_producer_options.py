@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from constants import change_constant
 from scripted import ScriptedNameServer, route_over, serving
 from scripted_producer import ProducerBroker, producer_over
 from wait_until import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
-from gantrymq.client.producing import latency_fault
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash, select_by_machine_room
 from gantrymq.errors import (
@@ -101,7 +101,7 @@ async def test_the_detector_brings_a_broker_back(monkeypatch: pytest.MonkeyPatch
     for module in ("latency_fault", "sender"):
         monkeypatch.setattr(f"gantrymq.client.producing.{module}.DETECT_INTERVAL_MS", 10)
     # Only reachability excludes the broker here, not its penalty.
-    monkeypatch.setattr(latency_fault, "NOT_AVAILABLE_DURATION_MS", (0,) * 7)
+    change_constant(monkeypatch, "latency_fault.NOT_AVAILABLE_DURATION_MS", (0,) * 7)
     good, bad = ProducerBroker("good"), ProducerBroker("bad", ResponseCode.SYSTEM_BUSY)
     async with producer_over(good, bad, send_latency_fault_enable=True, start_detector_enable=True) as producer:
         while not bad.sent:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from constants import change_constant
 from scripted_producer import HOST, ProducerBroker, scripted_cluster
 from wait_until import until
 
@@ -198,7 +199,7 @@ async def test_large_checks_that_wait_are_bounded(
 ) -> None:
     """Otherwise two thousand checks of 16 MB each could be pending."""
     listener = SlowListener()
-    monkeypatch.setattr(transaction_producer, "MAX_CHECK_BYTES", 3 * len(check(0).body))
+    change_constant(monkeypatch, "transaction_producer.MAX_CHECK_BYTES", 3 * len(check(0).body))
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         await producer.queues("topic")

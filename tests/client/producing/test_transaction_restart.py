@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constants import change_constant
 from numbered import restarted
 from wait_until import until
 
-from gantrymq.client import client_instance
-from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
@@ -43,8 +42,8 @@ class Database:
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     # A restarted broker gets its clients from their heartbeats.
-    monkeypatch.setattr(client_instance, "HEARTBEAT_INTERVAL_S", 0.2)
-    monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.05)
+    change_constant(monkeypatch, "client_instance.HEARTBEAT_INTERVAL_S", 0.2)
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.05)
     database, received = Database(), asyncio.Queue[bytes]()
 
     async def handle(message: MessageExt) -> None:
