@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from broker_support import Peer
 from controlled_support import ControlledBrokers, keep_controller_connections
+from server_handlers import handlers_of
 from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -31,7 +32,7 @@ class Deaf:
         self.on = False
         #: Number of ignored requests.
         self.taken = 0
-        handlers = replicas.controller._server._handlers
+        handlers = handlers_of(replicas.controller)
         answer = handlers[code]
 
         def handle(connection: Connection, request: RemotingCommand) -> Reply:

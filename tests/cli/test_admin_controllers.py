@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_handlers import handlers_of
 
 from gantrymq.cli.main import run
 from gantrymq.controller.config import ControllerConfig
@@ -165,10 +166,12 @@ async def broker_with_epochs() -> AsyncIterator[str]:
     at = f"127.0.0.1:{server.port}"
     info = ClusterInfo({NAME: BrokerData(CLUSTER, NAME, {0: at})}, {CLUSTER: [NAME]})
     epochs = EpochEntryCache(CLUSTER, NAME, 1, [EpochEntry(1, 0, 500), EpochEntry(3, 500)], 900)
-    server._handlers = {
-        RequestCode.GET_BROKER_CLUSTER_INFO: lambda c, r: RemotingCommand.response(body=encode_json(info)),
-        RequestCode.GET_BROKER_EPOCH_CACHE: lambda c, r: RemotingCommand.response(body=encode_json(epochs)),
-    }
+    handlers_of(server).update(
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: lambda c, r: RemotingCommand.response(body=encode_json(info)),
+            RequestCode.GET_BROKER_EPOCH_CACHE: lambda c, r: RemotingCommand.response(body=encode_json(epochs)),
+        }
+    )
     await server.start()
     try:
         yield at

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from internals import thread_of
 from wait_until import wait_until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -280,8 +281,7 @@ def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
     with SyncProducer(Producer(name_server, "producers")) as producer:
         producer.send(Message(unique, b"x"))
     assert ended.wait(20)
-    assert consumer._thread is not None
-    thread = consumer._thread
+    thread = thread_of(consumer)
     wait_until(lambda: not thread.is_alive)
     assert "the thread gantrymq-client died" in caplog.text
     # The group has no members left, because the client was closed.
@@ -298,8 +298,7 @@ def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
 def test_the_close_tells_of_a_death_that_nobody_has_heard_of(name_server: str, unique: str) -> None:
     consumer = SyncSimpleConsumer(SimpleConsumer(name_server, unique))
     consumer.start()
-    assert consumer._thread is not None
-    thread = consumer._thread
+    thread = thread_of(consumer)
 
     async def end() -> None:
         asyncio.get_running_loop().call_soon(sys.exit, 3)

@@ -12,14 +12,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import cast
 from unittest import mock
 
 import msgspec
 
-from gantrymq.broker.broker import Broker
-from gantrymq.controller.server import Controller
-from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol import fastjson
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.header import Header
@@ -194,11 +190,6 @@ class Request:
 
 
 # -- fields and bodies of handlers ------------------------------------------------------------------------------
-
-
-def handlers_of(server: Broker | NameServer | Controller) -> dict[int, RequestHandler]:
-    """Returns the handlers of a running server. Changes take effect for its next request."""
-    return cast(dict[int, RequestHandler], server._server._handlers)
 
 
 async def learn(handlers: dict[int, RequestHandler], ask: Callable[[Request], typing.Awaitable[object]]) -> list[Known]:

@@ -15,7 +15,6 @@ import pytest
 from every_request import (
     Known,
     Request,
-    handlers_of,
     hostile_bodies,
     hostile_fields,
     large_bodies,
@@ -24,6 +23,7 @@ from every_request import (
 )
 from hostile_support import UnderAttack, faults
 from ports import free_port
+from server_handlers import handlers_of
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig

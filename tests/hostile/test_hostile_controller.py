@@ -15,7 +15,6 @@ import pytest
 from every_request import (
     Known,
     Request,
-    handlers_of,
     hostile_bodies,
     hostile_fields,
     large_bodies,
@@ -24,6 +23,7 @@ from every_request import (
 )
 from hostile_support import MOST_LOG, MOST_MEMORY, SLOWEST_MS, faults
 from prober import Figures
+from server_handlers import handlers_of
 from test_every_request import Attacker, attack
 
 from gantrymq.controller.config import ControllerConfig

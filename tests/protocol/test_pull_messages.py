@@ -7,9 +7,9 @@ from struct import pack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from request_caches import pull_fields
 
 from gantrymq.errors import HeaderError
-from gantrymq.protocol import pull_request
 from gantrymq.protocol.binary_header import encode_fields
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -96,9 +96,8 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(5000):
         decode_pull_request(request(encode_fields(USUAL | {"subscription": f"tag{number}"})))
     decode_pull_request(request(encode_fields(USUAL | {"subscription": "x" * 2000})))
-    remembered = pull_request._remembered
-    assert 0 < len(remembered) <= 4096
-    assert max(sum(map(len, parts)) for parts in remembered) <= 1024
+    assert 0 < len(pull_fields) <= 4096
+    assert max(sum(map(len, parts)) for parts in pull_fields) <= 1024
 
 
 @pytest.mark.parametrize("encoding", SerializeType)

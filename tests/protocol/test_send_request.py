@@ -9,9 +9,9 @@ from struct import pack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from request_caches import clear_send_caches, send_targets
 
 from gantrymq.errors import HeaderError
-from gantrymq.protocol import send_request
 from gantrymq.protocol.binary_header import encode_fields
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -58,8 +58,7 @@ def outcome(decode: Callable[[RemotingCommand], SendRequest], command: RemotingC
 
 
 def reading_every_field(command: RemotingCommand) -> SendRequest:
-    send_request._targets.clear()
-    send_request._options.clear()
+    clear_send_caches()
     return decode_send_request(command)
 
 
@@ -227,4 +226,4 @@ def test_what_strangers_send_is_not_kept() -> None:
     assert kept < 2_000_000
     for i in range(5000):
         decode_send_request(request(encode_fields(USUAL | {"e": str(i)})))
-    assert len(send_request._targets) <= 4096
+    assert len(send_targets) <= 4096

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 
 import pytest
 from inbox import Inbox, queues_of, send_all
+from internals import process_queues
 from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -225,8 +226,7 @@ async def test_topics_may_change_while_it_runs(name_server: str, producer: Produ
         await until(lambda: queues_of(consumer, topic) == 4)
         consumer.subscribe(second)
         await until(lambda: inbox.bodies == [b"second"])
-        assert consumer._parts
-        before = [held for held in consumer._parts.queues.process_queues if held.queue.topic == topic]
+        before = [held for held in process_queues(consumer) if held.queue.topic == topic]
         consumer.subscribe(topic, tags="other")
         consumer.unsubscribe(second)
         # Either topic may come first. The queues of the changed subscription have new objects.

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from constants import change_constant
 from inbox import Inbox, queues_of, send_all
+from internals import popped_queues
 from records import message_at
 from wait_until import until
 
@@ -141,9 +142,7 @@ async def test_what_was_handled_is_acknowledged_though_the_queue_was_given_up(
     consumer.subscribe(topic)
     async with consumer:
         await asyncio.wait_for(began.wait(), 20)
-        assert consumer._parts
-        popped = consumer._parts.popped
-        assert popped
+        popped = popped_queues(consumer)
         await popped.assign(topic, set())
         go_on.set()
         await until(lambda: acks.codes == [ResponseCode.SUCCESS])

@@ -7,6 +7,7 @@ import contextlib
 import time
 
 import pytest
+from internals import client_of
 from wait_until import until
 
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -202,16 +203,16 @@ async def test_a_broker_that_is_gone_does_not_stop_the_others(
     consumer.subscribe(topic)
     async with consumer:
         assert await consumer.receive(timeout=0) == []
-        assert consumer._client
-        route = consumer._client.routes.cached(topic)
+        routes = client_of(consumer).routes
+        route = routes.cached(topic)
         assert route
         route.queue_datas.append(QueueData("gone", 4, 4, 6))
-        consumer._client.routes.all_brokers()["gone"] = {0: "127.0.0.1:1"}
+        routes.all_brokers()["gone"] = {0: "127.0.0.1:1"}
         for number in range(4):
             await producer.send(Message(topic, b"%d" % number))
             assert len(await receive_all(consumer, 1)) == 1
         # If no broker is left, it is an error.
-        consumer._client.routes.all_brokers()["broker-a"] = {0: "127.0.0.1:1"}
+        routes.all_brokers()["broker-a"] = {0: "127.0.0.1:1"}
         with pytest.raises(ConnectFailed):
             await consumer.receive(timeout=1)
 

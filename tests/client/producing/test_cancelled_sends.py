@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cancelling import cancel_at_every_turn
+from internals import has_pending_requests
 from scripted import ScriptedNameServer, route_over, serving
 from wait_until import wait_until
 
@@ -139,7 +140,7 @@ async def test_a_call_that_is_cancelled(name: str, cluster: ProcessCluster, capl
         producer = kind(cluster.namesrv_addr)
         async with producer:
             yield producer
-        assert not producer._requests._waiting
+        assert not has_pending_requests(producer)
 
     def again(producer: Producer) -> Awaitable[object]:
         return call(producer)

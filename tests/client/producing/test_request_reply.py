@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from internals import has_pending_requests
 from scripted_producer import ProducerBroker, producer_over
 from wait_until import until
 
@@ -80,7 +81,7 @@ async def test_without_a_reply_the_request_fails_in_time() -> None:
         late = {"CORRELATION_ID": broker.sent[0].properties["CORRELATION_ID"]}
         assert broker.connection
         assert (await broker.connection.invoke(pushed(late, host="127.0.0.1:5"))).code == 0
-        assert not producer._requests._waiting
+        assert not has_pending_requests(producer)
 
 
 async def test_a_request_that_is_not_stored_fails_at_once() -> None:
@@ -88,7 +89,7 @@ async def test_a_request_that_is_not_stored_fails_at_once() -> None:
     async with producer_over(broker) as producer:
         with pytest.raises(BrokerError, match="as scripted"):
             await producer.request(MESSAGE, timeout=10)
-        assert not producer._requests._waiting
+        assert not has_pending_requests(producer)
 
 
 async def test_replies_have_their_own_request_code() -> None:

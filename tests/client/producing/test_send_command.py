@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from request_caches import send_targets
+
 from gantrymq.client.producing.send_command import rounded_timeout, send_command
 from gantrymq.protocol import send_request
 from gantrymq.protocol.codes import RequestCode
@@ -57,7 +59,7 @@ def test_has_the_shape_that_brokers_read_fastest() -> None:
     command = send_command("shape", QUEUE, b"body", PROPERTIES, 1_700_000_000_123)
     first = send_request.decode_send_request(received(command))
     # The second time, the broker takes the fields before the born time from its cache.
-    assert any(target.producer_group == "shape" for target in send_request._targets.values())
+    assert any(target.producer_group == "shape" for target in send_targets.values())
     assert send_request.decode_send_request(received(command)) == first
 
 
