@@ -29,6 +29,8 @@ _CHANGES = "changes.conf"
 _SOURCE = "the broker's configuration"
 #: The time for the metrics of one process, in seconds.
 _PAGE_TIMEOUT_S = 3.0
+#: The largest page of one process, in bytes. A larger one is left out.
+_PAGE_BYTES = 256 * 1024 * 1024
 
 
 class BrokerProcesses:
@@ -141,15 +143,14 @@ async def _fetched(address: str) -> str | None:
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             try:
                 writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-                response = await reader.read(-1)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"Content-Length: (\d{1,9})\r", head)
+                if b" 200 " not in head.partition(b"\r\n")[0] or length is None or int(length[1]) > _PAGE_BYTES:
+                    raise OSError("not a page of metrics")
+                return (await reader.readexactly(int(length[1]))).decode()
             finally:
                 writer.close()
-        head, _, body = response.partition(b"\r\n\r\n")
-        length = re.search(rb"Content-Length: (\d+)", head)
-        if b" 200 " not in head.partition(b"\r\n")[0] or length is None or int(length[1]) != len(body):
-            raise OSError("an incomplete response")
-        return body.decode()
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, EOFError, asyncio.LimitOverrunError) as e:
         log.warning("no metrics of the broker with the page %s: %s", address, e or "no response in time")
         return None
 

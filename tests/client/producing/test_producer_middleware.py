@@ -103,6 +103,20 @@ async def test_middleware_must_pass_on_its_context() -> None:
     assert broker.sent == []
 
 
+@pytest.mark.parametrize("linger", [0.0, 0.001])
+async def test_middleware_must_leave_a_message(linger: float) -> None:
+    class Removing(Middleware):
+        async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+            context.messages = ()
+            return await call(context)
+
+    broker = ProducerBroker()
+    async with producer_over(broker, middleware=[Removing()], linger=linger) as producer:
+        with pytest.raises(ClientError, match="removed all messages"):
+            await producer.send(MESSAGE)
+    assert not broker.sent
+
+
 async def test_middleware_sees_messages_of_automatic_batches_one_by_one() -> None:
     broker, recorder = ProducerBroker(), Recorder()
     async with producer_over(broker, middleware=[recorder], linger=30) as producer:

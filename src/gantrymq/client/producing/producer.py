@@ -499,6 +499,8 @@ class Producer(Lifecycle):
         client = self.client
 
         async def sent(context: SendContext) -> SendResult | None:
+            if not context.messages:
+                raise ClientError("middleware removed all messages of the send: raise an error to refuse a message")
             try:
                 result = await send(context)
             except (RemotingError, BrokerError) as e:
