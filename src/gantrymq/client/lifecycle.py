@@ -57,7 +57,7 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Creates the parts and enters their close functions on `stack`. All of them run, even if one raises."""
+        """Creates the parts and enters their close functions on `stack`. All of these run, even if one raises."""
 
     async def start(self) -> None:
         """Starts the client.

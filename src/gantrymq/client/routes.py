@@ -194,7 +194,7 @@ class Routes:
         return self._routes.get(topic) or await self._find_once(topic, queue_nums)
 
     async def refresh(self, topic: str) -> TopicRouteData:
-        """Requests the topic's route, cached or not. Raises the errors of `get` and keeps the cached route then."""
+        """Requests the topic's route, cached or not. On an error of `get`, raises it and keeps the cached route."""
         try:
             return self._keep(topic, *await self._ask(topic))
         except RouteNotReady:

@@ -54,7 +54,7 @@ class AdminBrokers(AdminBase):
     async def consume_queue(
         self, address: str, topic: str, queue_id: int, index: int, count: int = 10, group: str | None = None
     ) -> QueryConsumeQueueResponseBody:
-        """Returns `count` entries of a consume queue from `index` on. With `group`, also whether its filter matches."""
+        """Returns `count` consume queue entries from `index` on. With `group`, also whether the filter matches."""
         header = QueryConsumeQueueRequestHeader(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
         )

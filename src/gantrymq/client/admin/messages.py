@@ -82,7 +82,7 @@ class AdminMessages(AdminOffsets):
         return next(iter(found), None)
 
     async def message_by_offset_id(self, message_id: str, topic: str | None = None) -> MessageExt:
-        """Returns the message at the position in its id. Raises BrokerError if there is none, or ProtocolError."""
+        """Returns the message at the position in the id. Raises BrokerError without a message, or ProtocolError."""
         address, offset = decode_offset_message_id(message_id)
         header = ViewMessageRequestHeader(offset=offset, topic=topic)
         response = await self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header)

@@ -83,7 +83,7 @@ class PopApi:
         return False
 
     async def ack(self, message: MessageExt, topic: str) -> None:
-        """Acknowledges a message that was popped from `topic`. Raises IllegalMessage if it was not popped."""
+        """Acknowledges a message popped from `topic`. Raises IllegalMessage for a message that was not popped."""
         handle = handle_of(message)
         header = AckMessageRequestHeader(
             consumer_group=self.group,

@@ -307,7 +307,7 @@ class Producer(Lifecycle):
         return await self._enqueued.start(message.topic, send)
 
     async def _add_by_key(self, message: Message, timeout_ms: int) -> asyncio.Future[SendResult]:
-        """Adds a message to a batch for the queue of its sharding key. The timeout includes the time to find it."""
+        """Adds a message to a batch for its sharding key's queue. The timeout includes the search for the queue."""
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
         deadline = clock.monotonic() + timeout_ms / 1000
