@@ -50,7 +50,7 @@ class TailPage(msgspec.Struct):
 
 
 class TailRound(msgspec.Struct):
-    """The new messages of one round. `left_out` is the number of skipped messages. Some may not match the filter."""
+    """The new messages of one round. `left_out` counts the skipped messages, whether or not they match."""
 
     rows: list[MessageRow]
     left_out: int

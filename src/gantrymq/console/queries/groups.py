@@ -74,7 +74,7 @@ class Rate(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
-    """A consumer. Values that it does not report are None. `cached` is the number of messages in its wait queue."""
+    """A consumer. Values that it does not report are None. `cached` counts the messages that wait in it."""
 
     client_id: str
     address: str
