@@ -1,12 +1,12 @@
-"""Topics and stores as Arrow batches, for Polars, DuckDB and pandas. It needs pyarrow and numpy, but no Spark.
+"""Topics and stores as Arrow batches, for Polars, DuckDB and pandas. Needs pyarrow and numpy, but no Spark.
 
     from gantrymq.arrow import read_topic
 
     read_topic("127.0.0.1:9876", "orders", columns=["queueOffset", "body"]).read_pandas()
 
 `topic_reader.py`, `topic_stream.py`, `topic_writer.py` and `store/scan.py` have the functions for users. The Spark
-source (`gantrymq.spark`) is based on the other modules. A module of a user's function is imported when the function is
-first used, so that the Python workers of Spark start faster.
+source (`gantrymq.spark`) is based on the other modules. The module of such a function is imported when the function is
+first used, so that Spark's Python workers start faster.
 
 - Planning: `planning.py` plans a batch read, `stream_planning.py` advances a stream. Both use `queues.py` (the queues
   of the read, and brokers that are down), `partitions.py`, `offsets.py` and `stream_position.py`. `filters.py` has

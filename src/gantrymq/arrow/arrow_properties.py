@@ -17,15 +17,15 @@ Ints = npt.NDArray[np.int64]
 
 _NAME_VALUE = 1
 _END = 2
-#: The most properties of a record that `_are_alike` compares. If a record has more, it returns true.
+#: Largest number of properties of a record that `_are_alike` compares. With more properties, it returns true.
 _FEW = 32
 
 
 class Properties:
-    """The properties of records. Those of one record are in `buffer` from its `starts` to its `ends`, ascending."""
+    """The properties of records, in `buffer`: each record has an entry in `starts` and in `ends`, ascending."""
 
     def __init__(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
-        # Copied without the bodies, so that the search for separators doesn't scan bodies.
+        # The copy has no bodies, so that the search for separators doesn't scan them.
         joined = gather_binary(buffer, starts, ends)
         _, offsets, data = joined.buffers()
         self._offsets = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
@@ -83,9 +83,9 @@ class Properties:
 
 
 def _are_alike(item_names: pa.Array, first_items: Ints) -> bool:
-    """Whether two names of a record can be equal, by their length and their first and last byte.
+    """Whether a record can have two equal names. Compares length, first byte and last byte of the names.
 
-    This is a quick check: a comparison of complete names takes longer, and nearly all records have distinct names.
+    This check is quicker than a comparison of complete names, and nearly all records have distinct names.
     """
     if not len(item_names):
         return False
@@ -118,7 +118,7 @@ def _last_of_each_name(item_names: pa.Array, first_items: Ints) -> Ints | None:
     ascending = np.sort(numbers)
     if (ascending[1:] != ascending[:-1]).all():
         return None
-    # `unique` returns first occurrences: in the reversed array, these are the last ones.
+    # `unique` returns first occurrences. In the reversed array, these are the last occurrences.
     _, from_end = np.unique(numbers[::-1], return_index=True)
     return np.sort(len(numbers) - 1 - from_end)
 

@@ -22,7 +22,7 @@ from gantrymq.protocol.sys_flag import COMPRESSED
 
 Ints = npt.NDArray[np.int64]
 
-#: The largest time in ms that fits into 64 bits as us.
+#: The largest time in ms whose value in us fits into 64 bits.
 _LAST_MS = (2**63 - 1) // 1000
 _unpack_head = unpacker("size", "magic")
 
@@ -35,9 +35,9 @@ class ArrowRecords(ABC):
 
     Args:
         buffer: The records.
-        wanted: Columns that the caller will request. An implementation can read them in the same pass.
+        wanted: Columns that the caller will request, so that an implementation can read them in the same pass.
         check_crc: If true, compares each body with its CRC32.
-        part: If true, the buffer is a part of a log file. Then it can end within a record or at the end of the file.
+        part: If true, the buffer is a part of a log file, and can end within a record or at the end of the file.
 
     Raises:
         RecordError: A record is incomplete or invalid, or a body has a wrong CRC32.
@@ -104,7 +104,7 @@ class ArrowRecords(ABC):
 
     @abstractmethod
     def stored_bodies(self, numbers: Ints | None = None) -> pa.Array:
-        """The bodies of the records with these (ascending) indexes, or of all records, as stored."""
+        """The stored bodies of the records with these (ascending) indexes, or of all records."""
 
     @abstractmethod
     def stored_body(self, i: int) -> bytes:
@@ -146,7 +146,7 @@ class ArrowRecords(ABC):
         return self.longs("store_timestamp")
 
     def tags(self) -> pa.Array:
-        """The tag of each record, as strings; null if it has none."""
+        """The tag of each record, as strings; null for a record without a tag."""
         return self.property_values(READ_COLUMNS[TAGS].source)
 
     def body(self, i: int) -> bytes:
@@ -156,8 +156,8 @@ class ArrowRecords(ABC):
     def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
         """Returns the decompressed bodies of the records with the indexes `numbers`, and the problems.
 
-        It stops after the body with which the total reaches `max_bytes`. A body that can't be decompressed is null. The
-        problems are {index in the array: reason}.
+        Stops after the body with which the total size reaches `max_bytes`. A body that can't be decompressed is null.
+        The problems are {index in the array: reason}.
         """
         found: list[bytes | None] = []
         problems: dict[int, str] = {}
@@ -179,7 +179,7 @@ class ArrowRecords(ABC):
         """Returns one array for each name in `wanted`.
 
         A name is a column of a read (except `body` and `bodyError`), or the name of a property. `topic` and
-        `broker_name` are those of the pull. If `topic` is None, it is read from each record.
+        `broker_name` are those of the pull. If `topic` is None, each record's own topic is used.
         """
         return [self._column(name, topic, broker_name) for name in wanted]
 
@@ -194,7 +194,7 @@ class ArrowRecords(ABC):
             case Column(origin=Origin.FIELD, source=field):
                 return pa.array(self.ints(field) if ARROW_TYPES[name] == pa.int32() else self.longs(field))
             case Column(origin=Origin.TIME, source=field):
-                # The clock of a client can have any value. Beyond these bounds the product would overflow.
+                # The clock of a client can have any value. Beyond these bounds, the multiplication would overflow.
                 return pa.array(self.longs(field).clip(-_LAST_MS, _LAST_MS) * 1000).view(ARROW_TYPES[name])
             case Column(origin=Origin.PROPERTY, source=property_):
                 return self.property_values(property_)
@@ -206,7 +206,7 @@ class ArrowRecords(ABC):
                 raise AssertionError(f"{column} is a column of `record_batches`")
 
     def message_ids(self, unique_key: str) -> pa.Array:
-        """The property `unique_key` of each record; if it is missing, an id from the broker's address and offset."""
+        """The property `unique_key` of each record; without it, an id from the broker's address and the offset."""
         unique_keys = self.property_values(unique_key)
         if not unique_keys.null_count:
             return unique_keys

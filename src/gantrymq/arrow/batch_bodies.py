@@ -1,6 +1,6 @@
 """Encodes the rows of a write as request bodies with many messages each.
 
-Native code encodes plain rows. These have a body, keys, tags and a map of properties, and go to the topic of the
+Native code encodes plain rows, which have a body, keys, tags and a map of properties, and go to the topic of the
 options. `row_messages` encodes all other rows, and defines the rules.
 
 | row | CPU time in native code | in Python |
@@ -24,8 +24,8 @@ from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH, Place
 
-#: The most messages of a request, and its approximate size in bytes. Both are well below a broker's maxMessageSize of
-#: 4 MiB.
+#: Limits of a request: messages, and approximate size in bytes. Both keep it well below a broker's maxMessageSize of 4
+#: MiB.
 REQUEST_MESSAGES = 1000
 REQUEST_BYTES = 1024 * 1024
 #: The columns keys and tags, with their properties.
@@ -34,7 +34,7 @@ _COLUMNS = {BODY, PROPERTIES, *_SINGLES}
 #: Properties that the writer adds.
 _ADDED = {names.UNIQUE_KEY, GANTRY_ID}
 _BYTES = (pa.binary(), pa.string())
-#: The most rows that are encoded at once. `UniqueKeys.some` returns at most 65,536 keys at once.
+#: Largest number of rows that are encoded at once. `UniqueKeys.some` returns at most 65,536 keys at once.
 _ROWS_AT_ONCE = 30_000
 
 #: (flag, body, properties), the form that `encode_batch` accepts.
@@ -67,7 +67,7 @@ def requests_of(messages: Sequence[Encoded]) -> list[list[Encoded]]:
 
 
 class SequencedBatch(NamedTuple):
-    """A batch of rows with exactlyOnce for one queue, and the writer's position in the queue after it."""
+    """A batch of rows with exactlyOnce for one queue, and the writer's position in the queue after the batch."""
 
     body: bytes
     place: Place
@@ -106,7 +106,7 @@ class PlainRows:
         return self.first_row + int(self._rows.num_rows)
 
     def batches(self) -> list[BatchBody] | None:
-        """Returns the messages of all rows; None if a row is no valid message or Python must check it."""
+        """Returns the messages of all rows; None if a row is invalid or must be checked in Python."""
         found: list[BatchBody] = []
         for start in range(self.first_row, self.end_row, _ROWS_AT_ONCE):
             batches = self._encoded(start, min(start + _ROWS_AT_ONCE, self.end_row), None)
@@ -181,7 +181,7 @@ def plain_rows(
 
 
 def _is_text(column: pa.Array) -> bool:
-    """Whether all strings are UTF-8, as properties must be. Spark's strings can have any bytes. Takes 0.01 us a row."""
+    """Whether all strings are UTF-8, as properties must be; Spark's strings can have any bytes. Takes 0.01 us a row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:

@@ -18,12 +18,12 @@ def send_batches(
     sender: RowSender | IdempotentSender,
     brokers: TaskConnections,
 ) -> int:
-    """Sends the rows of all batches, and returns their number after all of them are stored.
+    """Sends the rows of all batches. When all of them are stored, returns the number of rows.
 
     Raises IllegalMessage, which names the row, and the errors of a send.
     """
     rows = 0
-    # The rows of one batch are in flight while the next ones are encoded.
+    # The rows of one batch are in flight while the next batch is encoded.
     in_flight = None
     for batch in batches:
         messages = encoder.encode(batch)

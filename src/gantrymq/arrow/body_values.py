@@ -32,7 +32,7 @@ class BodyFormat(StrEnum):
 
 
 class CorruptBodies(StrEnum):
-    """The policy of a read for a body that cannot be decompressed, has a wrong CRC32, or isn't of its format."""
+    """The policy of a read for a body that cannot be decompressed, has a wrong CRC32 or the wrong format."""
 
     FAIL = "fail"
     NULL = "null"

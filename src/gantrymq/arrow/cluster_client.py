@@ -43,7 +43,7 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Long, because a broker may have to read from its disk.
+#: The timeout is long, because a broker may have to read from its disk.
 PULL_TIMEOUT_MS = 15_000
 SEND_TIMEOUT_MS = 10_000
 #: The response codes of a send whose messages the master has stored.
@@ -67,8 +67,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 class ClusterClient(NameServerClient):
     """A client of all brokers of a cluster. It is an async context manager.
 
-    Reads go to the master of a broker, or to a slave while the route has no master. If a topic has no route, the client
-    also retries. Brokers need up to 30 s to register at a NameServer that has just started.
+    Reads go to the master of a broker, or to a slave while the route has no master. The client also retries if a topic
+    has no route, because brokers need up to 30 s to register at a NameServer that has just started.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ClusterClient(NameServerClient):
             name_servers: The NameServers, as HOST:PORT.
             retry_timeout_ms: Limits the retries of one request, in ms.
             security: Keys and TLS settings.
-            remoting: Connections to use, which stay open. Default: connections of this client.
+            remoting: Connections to use. The client does not close them. Default: own connections.
             from_slaves: If true, pulls go to slaves.
         """
         self._is_owner = remoting is None
@@ -111,8 +111,8 @@ class ClusterClient(NameServerClient):
     async def read_queues(self, topic: str, *, wait: bool = True) -> list[MessageQueue]:
         """Returns the readable queues of the topic.
 
-        Raises NoRouteInfo for a topic without a route, without retries if `wait` is false. Raises ClientError for a
-        topic without readable queues.
+        Raises NoRouteInfo for a topic without a route: after retries, or at once if `wait` is false. Raises ClientError
+        for a topic without readable queues.
         """
         passing = PASSING if wait else (RemotingError, BrokerError)
         queues = read_queues(topic, await self.retry(partial(self._routes.refresh, topic), passing=passing))
@@ -157,7 +157,7 @@ class ClusterClient(NameServerClient):
         return _writable(topic, route)
 
     def _complete(self, topic: str, route: TopicRouteData) -> TopicRouteData:
-        """Returns `route`. Raises RouteNotReady if it lacks brokers that NameServers await."""
+        """Returns `route`. Raises RouteNotReady if the route lacks brokers that NameServers await."""
         if awaited := self.awaited_brokers(topic):
             raise RouteNotReady(topic, self._routes.name_servers, awaited)
         return route
@@ -175,8 +175,8 @@ class ClusterClient(NameServerClient):
     async def max_offsets_once(self, queue: MessageQueue) -> dict[int, int]:
         """Returns {queue id: max offset} for all queues of the topic on the broker of `queue`. Without retries.
 
-        It is empty if only requests for single queues are possible. This is so for a static topic, whose queues have
-        parts on several brokers, and if access control refuses the request.
+        The result is empty if only requests for single queues are possible: for a static topic, whose queues have parts
+        on several brokers, and if access control refuses the request.
         """
         route = self._routes.cached(queue.topic)
         if route is None or route.topic_queue_mapping_by_broker or queue.broker_name in self._without_stats:
@@ -208,7 +208,7 @@ class ClusterClient(NameServerClient):
         return decode_json(response.body, QueryConsumeQueueResponseBody).max_queue_index if response.body else 0
 
     async def first_message(self, queue: MessageQueue) -> FirstMessage | None:
-        """Returns the oldest message of a queue; None if it is empty. Without retries."""
+        """Returns the oldest message of a queue; None for an empty queue. Without retries."""
         address = self._address(queue)
         offset = await self._api.min_offset(address, queue.topic, queue.queue_id)
         store_time_ms = await self._api.earliest_store_time(address, queue.topic, queue.queue_id)
@@ -218,17 +218,17 @@ class ClusterClient(NameServerClient):
         return FirstMessage(offset, store_time_ms)
 
     async def store_time(self, queue: MessageQueue, offset: int, group: str) -> int | None:
-        """Returns the store time of the message at `offset`, in ms; None if there is none. Without retries."""
+        """Returns the store time of the message at `offset`, in ms; None without such a message. Does not retry."""
         address = self._address(queue)
         result = await self._api.pull_at_once(address, queue, offset, 1, group, timeout_ms=PULL_TIMEOUT_MS)
         if result.status is not PullStatus.FOUND:
             return None
         found, store_time_ms = _offset_and_time(result.body, 0)
-        # In a compacted topic, the broker returns the next message if this one was removed.
+        # In a compacted topic, the broker returns the next message in place of a removed one.
         return store_time_ms if found == offset else None
 
     def has_master(self, queue: MessageQueue) -> bool:
-        """Whether the broker of the queue has a master. Otherwise a slave responds, which may lag behind."""
+        """Whether the broker of the queue has a master. Without a master, a slave responds, which may lag behind."""
         return self._routes.master_address(queue.broker_name) is not None
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -253,7 +253,7 @@ class ClusterClient(NameServerClient):
         group: str,
         filter_expression: tuple[str, str],
     ) -> PullResult:
-        """Returns messages from `offset` on. Doesn't wait for new ones.
+        """Returns messages from `offset` on, without waiting for new messages.
 
         `filter_expression` is (expression, type of the expression).
         """
@@ -282,7 +282,7 @@ class ClusterClient(NameServerClient):
         return await self.request_broker(queue, pull_from)
 
     async def _slave(self, queue: MessageQueue) -> str | None:
-        """Returns HOST:PORT of a slave; None if there is none. The queues are divided among several slaves."""
+        """Returns HOST:PORT of a slave; None if there is none. If there are several, each queue uses one of them."""
         if self._routes.cached(queue.topic) is None:
             await self._refresh(queue.topic)
         replicas = sorted(self._routes.all_brokers().get(queue.broker_name, {}).items())
@@ -292,7 +292,7 @@ class ClusterClient(NameServerClient):
     async def send(
         self, queues: Sequence[MessageQueue], command: Callable[[MessageQueue], RemotingCommand]
     ) -> SendResult:
-        """Sends the request of `command` to the first of `queues`. After a failure, it tries the next one, in a cycle.
+        """Sends the request of `command` to the first of `queues`. After a failure, tries the next queue, in a cycle.
 
         If a response is lost, a retry can store the messages more than once.
         """
@@ -308,7 +308,7 @@ class ClusterClient(NameServerClient):
     async def send_rows(self, queue: MessageQueue, command: Callable[[MessageQueue], RemotingCommand]) -> int | None:
         """Sends the request of `command` to `queue` only. Returns the last row of the queue (`protocol.row_ids`).
 
-        The result is None if the broker doesn't track rows. Then a retry may have stored the messages more than once.
+        The result is None if the broker doesn't track rows; a retry may then have stored the messages more than once.
         """
         if self._routes.cached(queue.topic) is None:
             await self.retry(partial(self._routes.get_or_default, queue.topic))
@@ -329,7 +329,7 @@ class ClusterClient(NameServerClient):
     async def writer_queues(self, queue: MessageQueue, writer: str, batch: int) -> str | None:
         """Returns the list of target queues of a writer's batch (`row_ids.QUEUES_FIELD`) from the broker of `queue`.
 
-        The result is None if the broker has no such list. Brokers of Apache have none.
+        The result is None if the broker has no such list, as on brokers of Apache.
         """
         if self._routes.cached(queue.topic) is None:
             await self.retry(partial(self._routes.get_or_default, queue.topic))

@@ -15,8 +15,8 @@ The `Origin` of a column determines its source in a read:
 - VALUE, which has the type of the schema of the bodies (Spark alone)
 - the properties that the option propertyColumns names
 
-In a write, `brokerName` and `queueId` select the queue. Another column with a `source` becomes that property.
-`row_messages` encodes all columns, and `batch_bodies` those that native code supports.
+In a write, `brokerName` and `queueId` select the queue. Every other column with a `source` becomes the property of this
+name. `row_messages` encodes all columns, and `batch_bodies` the columns that native code supports.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {name: column.kind for name, column in REA
 
 
 def proper_name(name: str, columns: Iterable[str] = (*READ_COLUMNS, VALUE)) -> str:
-    """Returns the spelling of `name` in `columns`, as Spark's names are case-insensitive. Keeps other names."""
+    """Returns the spelling of `name` in `columns`, because Spark's names are case-insensitive; else `name`."""
     return next((column for column in columns if column.lower() == name.lower()), name)
 
 

@@ -1,8 +1,8 @@
 """Sends a request for each of many queues or topics, with a limit for the requests in flight.
 
 A topic can have a thousand queues. Brokers of Apache process such requests in a thread pool with a wait queue for
-10,000 requests. They reject a request after more than 5 s in this queue (`BrokerFastFailure`). The limit also bounds
-the bytes of the responses to pulls.
+10,000 requests, and reject a request after more than 5 s in this queue (`BrokerFastFailure`). The limit also bounds the
+bytes of the responses to pulls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gantrymq.arrow.offsets import OffsetRange
 from gantrymq.protocol.message import MessageQueue
 
-#: The most requests in flight to one server. Requests for 1,000 queues then take 16 round trips.
+#: Largest number of requests in flight to one server. Requests for 1,000 queues then take 16 round trips.
 MAX_IN_FLIGHT = 64
 
 K = TypeVar("K", bound=MessageQueue | OffsetRange | str)
@@ -41,7 +41,7 @@ async def request_each(
 async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs coroutines concurrently, and returns their results in order.
 
-    If one fails, it cancels the others and raises the first error. `asyncio.gather` alone doesn't cancel them.
+    If one coroutine fails, cancels the others, which `asyncio.gather` does not do, and raises the first error.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:

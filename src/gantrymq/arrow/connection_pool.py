@@ -1,9 +1,9 @@
 """`ClientPool` shares connections between the tasks of a process.
 
-A task is a call of `read_topic` or `write_topic`, or a task of Spark, which reuses its Python workers. Otherwise each
-task would open two or three connections for some milliseconds: about 700 in 300 micro-batches, each with a TLS
-handshake. A process has one event loop in a thread. It has one RemotingClient for each set of keys and certificates.
-A RemotingClient has one connection to each server. Routes are not shared: each task requests its own.
+A task is a call of `read_topic` or `write_topic`, or a task of Spark, which reuses its Python workers. Without a pool,
+each task would open two or three connections for some milliseconds: about 700 in 300 micro-batches, each with a TLS
+handshake. A process has one event loop in a thread. It has one RemotingClient for each set of keys and certificates. A
+RemotingClient has one connection to each server. Routes are not shared: each task requests its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gantrymq.remoting.client import RemotingClient
 IDLE_S = 60.0
 #: Unused connections of this age (s) are closed, because the files of certificates may have changed.
 MAX_AGE_S = 600.0
-#: If the pool has more clients than this, it closes unused ones.
+#: If the pool has more clients than this, it closes unused clients.
 MAX_CLIENTS = 8
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class ClientPool:
         return pooled.remoting
 
     async def release(self, remoting: RemotingClient, now: float) -> None:
-        """Returns a client to the pool, and closes expired ones."""
+        """Returns a client to the pool, and closes expired clients."""
         for pooled in self._clients.values():
             if pooled.remoting is remoting:
                 pooled.users -= 1
@@ -95,7 +95,7 @@ class ClientPool:
         await self._close(self._expired(time.monotonic()))
 
     async def _close(self, keys: list[bytes]) -> None:
-        # Removed first, so that a task that begins meanwhile doesn't get a client that is being closed.
+        # Remove the client first, so that a task that begins meanwhile doesn't get it during its close.
         for pooled in [self._clients.pop(key) for key in keys]:
             await pooled.remoting.close()
 
@@ -113,14 +113,14 @@ class TaskConnections:
         return self._loop.submit(self._run(work))
 
     def cancel(self) -> bool:
-        """Cancels the pending work and waits until it ends. Returns False if it doesn't end in CANCEL_TIMEOUT_S.
+        """Cancels the pending work and waits for its end. Returns False if it has not ended after CANCEL_TIMEOUT_S.
 
-        It also returns False if it can't wait, because the event loop has stopped or runs in this thread.
+        Also returns False if waiting is impossible, because the event loop has stopped or runs in this thread.
         """
         try:
             ended = self._loop.submit(self._cancel())
         except ThreadDied:
-            # The process ends before an abandoned read. `close_pool` has closed the connections.
+            # The process has ended before an abandoned read, and `close_pool` has closed the connections.
             return False
         # Garbage collection can end an abandoned read in the thread of the event loop.
         return not self._loop.is_current and ended.result()
@@ -175,7 +175,7 @@ def _forget() -> None:
 
 
 def close_pool() -> None:
-    """Closes the connections of this process. The next task opens new ones."""
+    """Closes the connections of this process. The next task opens new connections."""
     global _worker
     with _lock:
         worker, _worker = _worker, None

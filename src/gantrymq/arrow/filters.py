@@ -33,14 +33,14 @@ class PushedFilters:
     def __init__(self) -> None:
         self.from_ms: int | None = None
         self.before_ms: int | None = None
-        #: The tags that can match; None for all. Brokers filter by them.
+        #: The tags that can match, by which brokers filter; None for all.
         self.tags: set[str] | None = None
         self._wanted: dict[str, set[Any]] = {}
         self._first_offset = 0
         self._end_offset: int | None = None
 
     def push(self, column: str, operator: str, value: Any = None) -> bool:
-        """Adds the condition `column operator value`. Returns False if the caller must also check it for each row.
+        """Adds the condition `column operator value`. Returns False if the caller must also check each row.
 
         Operators are `=`, `in`, `>`, `>=`, `<`, `<=` and `is not null`. Other conditions have no effect.
         """
@@ -91,7 +91,7 @@ class PushedFilters:
         return all(_QUEUE_COLUMNS[name](queue) in wanted for name, wanted in self._wanted.items())
 
     def clip(self, start: int, end: int) -> tuple[int, int]:
-        """The part of [start, end) that can match. It is empty if its end is not after its start."""
+        """The part of [start, end) that can match. A result whose end is not after its start is empty."""
         return max(start, self._first_offset), end if self._end_offset is None else min(end, self._end_offset)
 
     def _keep_only(self, name: str, values: set[Any]) -> None:
@@ -115,8 +115,8 @@ def with_tags(options: R, tags: set[str] | None) -> R:
     """Returns `options` with the tags of the query's conditions, if the broker's filter then gives the same rows."""
     if options.tags is not None and tags is not None:
         tags = tags & set(SubscriptionData.parse("", options.tags).tags_set)
-    # A broker filters by one expression, and no expression means "no tag". The caller checks each row anyway. In the
-    # topic of delayed messages, brokers store delivery times in place of the tag codes that they compare.
+    # A broker filters by one expression, and no expression can mean "no tag". The caller checks each row anyway. In the
+    # topic of delayed messages, brokers store delivery times in place of the tag codes that a filter compares.
     if not tags or options.sql92 is not None or SCHEDULE_TOPIC in options.topics:
         return options
     expression = " || ".join(sorted(tags))

@@ -1,9 +1,10 @@
 """`IdempotentSender` sends the rows of a write with exactlyOnce, so that brokers drop duplicates (`protocol.row_ids`).
 
 The number of a row, its sharding key or its columns select one of the write's queues. If brokers have rows of an
-earlier attempt, these are the queues of that attempt. Otherwise they are the queues of `find_write_queues`, which Spark
-calls on the driver. Requests to one queue are sent one after the other, and requests to different queues concurrently.
-If a broker is down, the sender retries with the same queue, because another queue could store the rows again.
+earlier attempt, the write has the queues of that attempt. Otherwise it has the queues of `find_write_queues`, which
+Spark calls on the driver. Requests to one queue are sent one after the other, and requests to different queues
+concurrently. If a broker is down, the sender retries with the same queue, because another queue could store the rows
+again.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: The number of successive rows that go to one queue before the next queue is used.
+#: Number of successive rows that go to one queue before the next rows go to the next queue.
 ROWS_PER_TURN = 1000
 
 
 async def find_write_queues(cluster: ClusterClient, options: WriteOptions) -> list[MessageQueue]:
-    """Returns the writable queues of the topic, after it has checked that all of its brokers are up.
+    """Checks that all brokers of the topic are up, then returns the topic's writable queues.
 
     Raises:
         BrokersAway: A broker of expectedBrokers, or a lost broker of a NameServer, is down. Raised after retries.
@@ -77,7 +78,7 @@ async def find_write_queues(cluster: ClusterClient, options: WriteOptions) -> li
 
 
 async def _check_exists(cluster: ClusterClient, topic: str, expected_brokers: Collection[str]) -> None:
-    """Raises NoRouteInfo if the topic doesn't exist. It doesn't raise if a broker that is down can have the topic."""
+    """Raises NoRouteInfo if the topic doesn't exist, unless a broker that is down can have the topic."""
     try:
         await cluster.read_queues(topic, wait=False)
     except NoRouteInfo as e:
@@ -141,7 +142,7 @@ class IdempotentSender:
         self._in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
         self._partition = partition
         self._places: dict[MessageQueue, Place] = {}
-        #: {queue: its last row}, for queues with more rows than this attempt has sent.
+        #: {queue: last row in this queue}, for queues with more rows than this attempt has sent.
         self._ahead: dict[MessageQueue, int] = {}
         #: Fields that are the same in each request.
         listed = _list_queues(queues)
@@ -180,7 +181,7 @@ class IdempotentSender:
         return self._in_turn[(self._partition + turn) % len(self._in_turn)]
 
     def finish(self) -> None:
-        """Must be called after the last row. Raises ClientError if an earlier attempt has sent more rows."""
+        """Call this after the last row. Raises ClientError if an earlier attempt has sent more rows."""
         for queue, last_row in self._ahead.items():
             raise ClientError(
                 f"{queue.broker_name} has rows up to {last_row} of this partition in queue {queue.queue_id} of topic "

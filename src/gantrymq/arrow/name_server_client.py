@@ -52,11 +52,11 @@ PASSING = (RemotingError, BrokerError, NoRouteInfo, BrokerUnavailable)
 
 
 class NoBrokers(BrokerUnavailable):
-    """Raised if no broker has registered at a NameServer, which has just started."""
+    """Raised if no broker has registered yet at a NameServer that has just started."""
 
 
 class NameServerClient:
-    """Sends requests to the NameServers of a cluster, and retries those that fail for a temporary reason."""
+    """Sends requests to the NameServers of a cluster. Retries a request that fails for a temporary reason."""
 
     def __init__(self, addresses: Sequence[str], remoting: RemotingClient, retry_timeout_ms: int) -> None:
         """Creates a client. After `retry_timeout_ms`, a request raises the error of its last attempt."""
@@ -68,7 +68,7 @@ class NameServerClient:
     async def topics(self, *, wait: bool = True) -> list[str]:
         """Returns the topics of a NameServer, sorted.
 
-        If there are none and `wait` is true, it retries and then raises NoBrokers.
+        If there are no topics and `wait` is true, retries and finally raises NoBrokers.
         """
 
         async def attempt() -> list[str]:
@@ -88,12 +88,12 @@ class NameServerClient:
     async def order_config(self, topic: str) -> str:
         """Returns the configuration "BROKER:QUEUES;..." of an order topic; empty for other topics.
 
-        It includes brokers that are down.
+        The configuration includes brokers that are down.
         """
         route = self._routes.cached(topic)
         if route is not None and route.order_topic_conf:
             return route.order_topic_conf
-        # Routes have it only if the NameServer has orderMessageEnable=true.
+        # Routes contain the configuration only if the NameServer has orderMessageEnable=true.
         header = KVConfigRequestHeader(namespace=ORDER_TOPIC_NAMESPACE, key=topic)
         try:
             response = await self.retry(lambda: self._request_name_server(RequestCode.GET_KV_CONFIG, header))
@@ -106,8 +106,8 @@ class NameServerClient:
     async def lost_brokers(self, topics: Sequence[str] | None) -> dict[str, set[str]]:
         """Returns {topic: brokers that any NameServer has recorded as lost}, for these topics or for all (None).
 
-        NameServers of Apache record none. Each NameServer gets one request without a retry. If none responds, the
-        method raises a RemotingError, or the BrokerError of a busy NameServer.
+        NameServers of Apache record no lost brokers. Each NameServer gets one request without a retry. If no NameServer
+        responds, raises a RemotingError, or the BrokerError of a busy NameServer.
         """
         lost: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -159,7 +159,7 @@ class NameServerClient:
     async def brokers_elsewhere(self, topic: str) -> dict[str, str]:
         """Returns {broker with queues of the topic: source}, from all NameServers and queue mappings.
 
-        The route of one NameServer can lack a broker that is down. Another NameServer may not have removed it yet, and
+        The route of one NameServer can lack a broker that is down. Another NameServer may still have this broker, and
         the queue mapping of a static topic (`TopicRouteData.topicQueueMappingByBroker`) includes it.
         """
         names: dict[str, str] = {}
@@ -195,7 +195,7 @@ class NameServerClient:
     ) -> T:
         """Repeats `attempt` while it fails with errors of `passing`, and returns its result.
 
-        It refreshes the route of `topic` after each failure. After the retry timeout, it raises the last error.
+        Refreshes the route of `topic` after each failure. After the retry timeout, raises the last error.
         """
         deadline: float | None = None
         pause_s = FIRST_PAUSE_S
@@ -221,7 +221,7 @@ class NameServerClient:
         try:
             await self._routes.refresh(topic)
         except NoRouteInfo:
-            # The only broker of the topic is down. The client keeps the cached address until there is another one.
+            # The only broker of the topic is down. The client keeps the cached address until there is a new one.
             pass
         except GantryError as e:
             log.warning("can't refresh the route of topic %s: %s", topic, e)

@@ -18,7 +18,7 @@ from gantrymq.protocol.message import MessageQueue
 #: {queue: offset}.
 Offsets = dict[MessageQueue, int]
 
-#: The numbers for "latest" and "earliest" in JSON offsets, as in Spark's Kafka connector.
+#: The numbers that mean "latest" and "earliest" in JSON offsets, as in Spark's Kafka connector.
 LATEST_NUMBER = -1
 EARLIEST_NUMBER = -2
 _NUMBERS = {"latest": LATEST_NUMBER, "earliest": EARLIEST_NUMBER}
@@ -47,7 +47,7 @@ class Boundary:
         return self.number if named is None else named
 
     def named_number_of(self, queue: MessageQueue) -> int | None:
-        """`number_of` for a queue that has its own entry or one of its topic; None for other queues."""
+        """`number_of` for a queue with an entry of its own or of its topic; None for other queues."""
         return self.by_queue.get(queue, self.by_topic.get(queue.topic))
 
     def time_of(self, queue: MessageQueue) -> int | None:
@@ -69,16 +69,16 @@ class Boundary:
 
 
 class FirstMessage(NamedTuple):
-    """The oldest message of a queue. It distinguishes the queue from a later one of the same name."""
+    """The oldest message of a queue. Distinguishes the queue from a later queue of the same name."""
 
     offset: int
     store_time_ms: int
 
     def is_of_another_queue(self, later: FirstMessage) -> bool:
-        """Whether `later` is from another queue than this message.
+        """Whether the message `later` is from another queue than this message.
 
-        Within one queue, a message with a later store time has a higher offset. This also holds after retention, which
-        can remove different numbers of messages on each replica.
+        Within one queue, a message with a later store time has a higher offset, even if retention has removed more
+        messages on one replica than on another.
         """
         return later.offset <= self.offset and later.store_time_ms > self.store_time_ms
 
@@ -144,7 +144,7 @@ def _number(what: str, value: Any, least: int) -> int:
 def load_json(text: str) -> Any:
     """Parses JSON. Raises ValueError for invalid JSON, and ConfigError for a duplicate name or for deep nesting.
 
-    Without this check, one of the values of a duplicate name would silently be ignored.
+    Without this check, all but one value of a duplicate name would silently be ignored.
     """
     try:
         return json.loads(text, object_pairs_hook=_once_each)
@@ -222,7 +222,7 @@ def parse_queues(option: str, text: str) -> list[MessageQueue]:
 
 
 def in_turn(queues: Iterable[MessageQueue], after: MessageQueue | None) -> list[MessageQueue]:
-    """The queues in cyclic order: the first is the one after `after`, and `after` is the last."""
+    """The queues in cyclic order, beginning after the queue `after` and ending with it."""
     return sorted(queues, key=lambda queue: (after is not None and queue <= after, queue))
 
 
@@ -234,9 +234,10 @@ def limit_rows(
 ) -> Offsets:
     """Returns ends that are reduced so that the ranges from `start` have at most `max_rows` offsets in total.
 
-    Each queue with offsets gets one, and a share of the rest in proportion to its offsets. If there are more queues
-    than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of them to the
-    next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in `start`.
+    Each queue with offsets gets one row, and a share of the remaining rows in proportion to its offsets. If there are
+    more queues than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of
+    these queues to the next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in
+    `start`.
     """
     waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
     total = sum(waiting.values())
@@ -247,7 +248,7 @@ def limit_rows(
     else:
         rest, of_all = max_rows - len(waiting), total - len(waiting)
         shares = {queue: 1 + (count - 1) * rest // of_all for queue, count in waiting.items()}
-        # The remaining rows go to the queues that lost most by rounding.
+        # The rows that are left go to the queues with the largest rounding losses.
         rounded = sorted(waiting, key=lambda queue: (-((waiting[queue] - 1) * rest % of_all), queue))
         for queue in rounded[: max_rows - sum(shares.values())]:
             shares[queue] += 1
@@ -260,7 +261,7 @@ def last_in_turn(
     limited: Mapping[MessageQueue, int],
     after: MessageQueue | None,
 ) -> MessageQueue | None:
-    """Returns the argument `after` for the next `limit_rows`; None if every queue with offsets got some."""
+    """Returns the argument `after` for the next `limit_rows`; None if every queue with offsets got rows."""
     served = [queue for queue, offset in limited.items() if offset > start[queue]]
     if len(served) == sum(offset > start[queue] for queue, offset in end.items()):
         return None
@@ -270,7 +271,7 @@ def last_in_turn(
 def plan_ranges(
     start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], min_partitions: int = 1
 ) -> list[OffsetRange]:
-    """Returns one range for each queue with offsets, and splits large ones if there are fewer than `min_partitions`.
+    """Returns a range for each queue with offsets. Splits large ranges if there are fewer than `min_partitions`.
 
     The result can have a few more ranges than `min_partitions`. Every queue of `end` must be in `start`.
     """

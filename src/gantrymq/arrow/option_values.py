@@ -57,7 +57,7 @@ class Values:
 
         Args:
             options: The given options, with names in any case.
-            known: The names that this action has.
+            known: The names of the options of this action.
             action: `read` or `write`, for errors.
             elsewhere: Names that only other actions have, for a better error.
 
@@ -80,7 +80,7 @@ class Values:
         return value
 
     def context(self) -> Context | None:
-        """Reads the context that the option names, from this machine; None without the option.
+        """Reads the context of the option from this machine; None without the option.
 
         Raises ConfigError.
         """

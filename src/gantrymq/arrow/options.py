@@ -1,8 +1,8 @@
 """Parses and checks the options of a read from brokers and of a write.
 
-Option names are those of Spark's Kafka connector if it has the same option. Values are strings. Offsets in JSON also
-follow the connector, with broker and queue id in place of Kafka's partition:
-`{"orders": {"broker-a:0": 120, "broker-a:1": -2}}`. -1 means latest, -2 means earliest.
+If Spark's Kafka connector has the same option, the name is the same. Values are strings. Offsets in JSON also follow
+the connector, with broker and queue id in place of Kafka's partition: `{"orders": {"broker-a:0": 120, "broker-a:1":
+-2}}`. -1 means latest, -2 means earliest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG,
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 
-#: The consumer group of pulls without the option consumerGroup. It exists on brokers, because RocketMQ's tools use it.
+#: The consumer group of pulls without the option consumerGroup. All brokers have this group, because RocketMQ's tools
+#: use it.
 TOOLS_GROUP = "TOOLS_CONSUMER"
 #: The producer group of writes. Brokers store nothing for it.
 PRODUCER_GROUP = "gantry-spark"
@@ -187,7 +188,7 @@ class ReadOptions:
     assigned: list[MessageQueue] | None = None
     starting: Boundary | None = None
     ending: Boundary | None = None
-    #: Whether a time later than every message means the end of the queue (startingOffsetsByTimestampStrategy).
+    #: Whether a start after the last message means the end of the queue (startingOffsetsByTimestampStrategy).
     starts_at_end_if_later: bool = False
     tags: str | None = None
     sql92: str | None = None

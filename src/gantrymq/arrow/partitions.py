@@ -1,6 +1,6 @@
 """Divides a read into partitions of about the same number of bytes. One task reads the ranges of a partition.
 
-A broker has the number of messages in a range of a queue. Their size is estimated from samples (`size_estimates`).
+Offsets give the number of messages in a range of a queue; samples give an estimate of their size (`size_estimates`).
 Several tasks read a queue with many bytes, and queues with few messages share a task.
 """
 
@@ -22,7 +22,7 @@ from gantrymq.protocol.message import MessageQueue
 #: of a second.
 SAMPLED_ROWS = 20_000
 
-#: Bytes per message, for some queues.
+#: Estimated bytes per message, for some queues.
 MessageSizes = Mapping[MessageQueue, float]
 
 
@@ -67,8 +67,8 @@ def plan_partitions(
     return _balanced(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
 
 
-#: For each queue, the numbers of the partitions that read it, separated by the offset at which the next one begins.
-#: `[0, 50, 1]` means: partition 0 reads up to offset 50 (excluded), partition 1 reads the rest.
+#: For each queue, the numbers of the partitions that read it, with the offset between two partitions. `[0, 50, 1]`
+#: means: partition 0 reads up to offset 50 (excluded), partition 1 reads the rest.
 RecordedPlan = dict[MessageQueue, list[int]]
 
 
@@ -87,7 +87,7 @@ def recorded_partitions(
 ) -> list[list[OffsetRange]]:
     """Restores the ranges of each task from a recorded plan.
 
-    If an end is lower than in the plan, tasks have smaller or no ranges of this queue.
+    If the end of a queue is lower than in the plan, tasks have smaller or no ranges of this queue.
 
     Raises ConfigError for a plan of other queues or offsets.
     """

@@ -25,8 +25,8 @@ from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.system.clock import now_ms
 
-#: The largest expected difference between the clocks of brokers and of this machine. It makes a stream that began at
-#: `latest` read a few extra messages of a broker that was down, so that it misses none.
+#: The largest expected difference between the clocks of brokers and of this machine. If a broker was down when a stream
+#: began at `latest`, the stream reads a few extra messages of this broker, so that it misses none.
 CLOCK_MARGIN_MS = 1000
 
 
@@ -48,7 +48,7 @@ async def batch_offsets(
 ) -> tuple[Offsets, Offsets]:
     """Returns the first offset and the end (excluded) of each queue of a batch read.
 
-    By default it ends at the present ends of the queues.
+    By default, the read ends at the present ends of the queues.
 
     Raises:
         NoRouteInfo: A topic has no route.
@@ -78,7 +78,7 @@ async def batch_offsets(
 
 
 def _check_order(starting: Boundary, ending: Boundary, queues: list[MessageQueue]) -> None:
-    """Raises ConfigError if a queue has its end before its start, because the read would silently omit it."""
+    """Raises ConfigError if a queue's end is before its start, because the read would silently omit the queue."""
     for queue in queues:
         offsets = starting.by_queue.get(queue, EARLIEST_NUMBER), ending.by_queue.get(queue, LATEST_NUMBER)
         times = starting.time_of(queue), ending.time_of(queue)
@@ -156,7 +156,7 @@ async def resolve(
 ) -> Offsets:
     """Returns the offset of the boundary in each queue. Raises DataLost if the broker doesn't have this offset."""
     times = {queue: time for queue in bounds if (time := boundary.time_of(queue)) is not None}
-    # Brokers return 0 for a queue without messages, even if it had some.
+    # Brokers return 0 for a queue without messages, even if it had messages before.
     offsets = {
         queue: min(max(found, bounds[queue].first), bounds[queue].last)
         for queue, found in (await _search(cluster, times)).items()
@@ -175,14 +175,14 @@ async def resolve(
 
 
 async def _search(cluster: ClusterClient, times: Mapping[MessageQueue, int]) -> Offsets:
-    """Returns the first offset of each queue that was stored at its time (ms) or later."""
+    """Returns the offset of each queue's first message that was stored at the queue's time (ms) or later."""
     found = await request_each(times, lambda queue: cluster.search_offset(queue, times[queue]))
     return dict(zip(times, found, strict=True))
 
 
 async def _apply_times(cluster: ClusterClient, filters: PushedFilters, start: Offsets, end: Offsets) -> None:
-    # The margin is safe, because the time of each row is checked later, by `RowFilter` or by Spark. It is necessary,
-    # because store times of a queue can decrease if a clock was set back or the master changed.
+    # The margin is necessary, because store times of a queue can decrease if a clock was set back or the master
+    # changed. It does no harm, because `RowFilter` or Spark checks the time of each row.
     if filters.from_ms is not None:
         for queue, offset in (await _search(cluster, dict.fromkeys(start, filters.from_ms - CLOCK_MARGIN_MS))).items():
             start[queue] = max(start[queue], offset)

@@ -34,12 +34,12 @@ PULL_BYTES = 4 * 1024 * 1024
 #: The limit of the bytes in flight, which are estimated from the last response.
 WINDOW_BYTES = 8 * 1024 * 1024
 MAX_PULLS = 16
-#: After so many full responses, pulls request more again. A broker sends less per response if it reads from disk.
+#: After this many full responses, pulls request more again. A broker sends less per response if it reads from disk.
 GROW_AFTER = 256
 #: The pause before the next pull, in seconds, if a queue lacks messages that it had when the read was planned.
 PAUSE_S = 0.1
-#: With maxBytesPerSecondPerBroker, a pull requests the bytes of this time, in seconds. It is short, so that the load of
-#: the broker is even.
+#: With maxBytesPerSecondPerBroker, a pull requests the bytes of this time, in seconds. The time is short, so that the
+#: load of the broker is even.
 RATED_PULL_S = 0.05
 LEAST_PULL_BYTES = 16 * 1024
 
@@ -151,7 +151,7 @@ async def _pieces(
                 window.update(part.end - part.start, end - part.start, len(result.body))
             if end > part.start:
                 timer.reset()
-                # A broker that filters may have read beyond the end.
+                # A broker that filters messages may have read beyond the end.
                 body = result.body if result.next_begin_offset <= end else _before(result.body, end)
                 yield PulledBatch(part.queue, part.start, end, body)
             else:
@@ -209,7 +209,7 @@ def _before(records: bytes, end: int) -> bytes:
 class PullRate:
     """Limits the bytes per second from each broker, from the second pull on. Times are in s of a monotonic clock.
 
-    Tasks share no state. So if there is a limit, one task reads all queues of a broker (`partitions`).
+    Tasks share no state. With a limit, one task therefore reads all queues of a broker (`partitions`).
     """
 
     def __init__(self, bytes_per_second: int) -> None:

@@ -1,7 +1,8 @@
 """Checks whether a queue still has the messages that a stream has read from it.
 
-A queue can lose its last messages in a crash. If its topic is deleted and created again, another queue has its name.
-To detect both, the checkpoint stores the store times of its oldest message and of the last one that was read.
+A queue can lose its last messages in a crash. If a topic is deleted and created again, a new queue has the same name.
+To detect both, the checkpoint contains the store times of the queue's oldest message and of the last message that was
+read.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def check_queue(
         found_ms = await cluster.store_time(queue, known - 1, options.pull_group)
         if found_ms == kept_ms:
             return QueueCheck(last)
-        # No message is no data loss: retention may have removed it.
+        # A missing message is no data loss, because retention may have removed it.
         has_lost = found_ms is not None
     first, kept = await cluster.first_message(queue), position.firsts.get(queue)
     if _is_another(kept, first):
@@ -129,7 +130,7 @@ async def _start_of_new(
     began, time_ms = position.began, starting.time_of(queue)
     if began is None or queue.broker_name in began.brokers:
         return await cluster.min_offset(queue)
-    # Its broker was down when the stream began.
+    # The queue's broker was down when the stream began.
     number = starting.named_number_of(queue)
     if time_ms is None and number in (None, LATEST_NUMBER):
         time_ms = began.since_ms
@@ -147,7 +148,7 @@ async def ends_left(
     """Returns the ends of the queues in `read` that no longer have all messages up to `position`.
 
     `position` is from a checkpoint. The end is 0 for a queue that was created again. Queues of brokers that are down
-    are omitted: the task that reads one raises the error.
+    are omitted: a task that reads such a queue raises the error.
 
     Raises:
         DataLost: Messages were lost. With failOnDataLoss=false, it logs a warning.

@@ -1,8 +1,8 @@
 """Finds the queues of a read, and detects brokers that are down and have some of them.
 
 A NameServer removes a broker that has died, with all its queues. A read of the other queues would silently lack rows.
-So a read compares the route of a topic with all other sources of broker names. If one of them names more brokers, the
-read retries until retryTimeoutMs and then fails. With failOnDataLoss=false, it logs a warning instead.
+A read therefore compares the route of a topic with all other sources of broker names. If a source names more brokers,
+the read retries until retryTimeoutMs and then fails. With failOnDataLoss=false, it logs a warning instead.
 
 The sources are:
 - the option expectedBrokers
@@ -78,7 +78,7 @@ async def complete_queues(
     *,
     begins_stream: bool = False,
 ) -> list[MessageQueue]:
-    """Returns the queues of `find_queues` after it has checked that all known brokers of the topics are up.
+    """Checks that all known brokers of the topics are up, then returns the queues of `find_queues`.
 
     A new stream does not need brokers that only a NameServer names. It logs a warning, and reads their messages when
     they are up again.
@@ -100,7 +100,7 @@ async def complete_queues(
         before = await cluster.brokers()
         lost = await _lost_brokers(cluster, options)
         queues = await find_queues(cluster, options, lost=() if begins_stream else lost.keys())
-        # Only brokers that were registered before and after the other requests, not one that has just come or gone.
+        # Only brokers that were registered both before and after the other requests.
         away = await _named_away(cluster, options, queues, by_source, before & await cluster.brokers())
         awaited = _awaited(cluster, options, queues)
         unnamed = await _unnamed_away(cluster, options, queues, lost) | awaited
@@ -175,7 +175,7 @@ async def _named_away(
     named: Mapping[str, Iterable[MessageQueue]],
     registered: set[str],
 ) -> _Away:
-    """Returns the missing brokers that options, the checkpoint or an order configuration names.
+    """Returns the missing brokers that the options, the checkpoint or an order configuration name.
 
     Raises ConfigError as `complete_queues` does.
     """

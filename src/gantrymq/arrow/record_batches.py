@@ -1,7 +1,7 @@
 """Decodes selected records of a buffer into Arrow batches of limited size, and applies the policy for corrupt bodies.
 
-A pull of 4 MiB can have bodies that decompress to gigabytes. So bodies are decompressed one after the other, and a
-batch ends when it has INFLATED_BYTES.
+A pull of 4 MiB can have bodies that decompress to gigabytes. Bodies are therefore decompressed one after the other, and
+a batch ends when it has INFLATED_BYTES.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gantrymq.arrow.numpy_records import NumpyRecords
 from gantrymq.errors import CodecError, CompressionError
 from gantrymq.kernels import native
 
-#: A batch is full if its bodies have this many bytes. It can be larger by one body, which can have
+#: A batch is full if its bodies have this many bytes. It can exceed the limit by one body of up to
 #: `compression.MAX_DECOMPRESSED_SIZE` bytes.
 INFLATED_BYTES = 16 * 1024 * 1024
 _RECORDS: type[ArrowRecords] = NumpyRecords if native is None else NativeRecords

@@ -65,7 +65,7 @@ class RowFilter:
         self._conditions = [_checked(condition, kinds) for condition in conditions]
         #: The columns of the result.
         self.schema = pa.schema([(name, kinds[name]) for name in columns])
-        #: The columns to decode: those of the result, and those of conditions that `push` has not taken over.
+        #: The columns to decode: the columns of the result, and of conditions that `push` has not taken over.
         self.decoded = self._with_conditions(kinds)
         self._kinds = kinds
 
@@ -90,7 +90,7 @@ class RowFilter:
     def _mask(self, batch: pa.RecordBatch, column: str, comparison: str, value: Any) -> pa.Array:
         values = batch.column(column)
         if comparison in _LISTS:
-            # As in SQL, a null is neither in a list nor not in it.
+            # As in SQL, neither `in` nor `not in` matches a null.
             is_in = pc.is_in(values, pa.array(value, values.type))
             mask = is_in if comparison == "in" else pc.invert(is_in)
             return pc.and_(mask, values.is_valid())

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 COLUMN_NAMES = (*WRITE_COLUMNS, VALUE)
 #: Columns that delay a message, with their properties.
 DELAY_COLUMNS = {name: column.source for name, column in WRITE_COLUMNS.items() if column.source in DELAYS}
-#: Spark's times have a wider range than those of Python and of RFC 3339.
+#: Spark's times have a wider range than times of Python and of RFC 3339.
 _NOT_OF_PYTHON = "has a value out of bounds (dates and times are of the years 1 to 9999)"
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 #: The most bytes that brokers add to the properties of a half message: topic, queue, group, a copy of the id, and 128
@@ -37,7 +37,7 @@ _HALF_MESSAGE_BYTES = 512
 
 
 def why_not_delayed(options: WriteOptions) -> str:
-    """The reason for which the write can't delay messages; empty if it can."""
+    """The reason why the write can't delay messages; empty if it can."""
     if options.transactional:
         return "messages of a transaction"
     return "rows of exactlyOnce" if options.exactly_once else ""
@@ -58,7 +58,7 @@ QueueKey = str | WantedQueue
 
 
 class NumberedRow(NamedTuple):
-    """A row of a write with exactlyOnce. `digest` is the checksum of the parts that each attempt repeats."""
+    """A row of a write with exactlyOnce. `digest` is the checksum of the parts that are the same in each attempt."""
 
     number: int
     queue_key: QueueKey | None
@@ -177,7 +177,7 @@ class RowEncoder:
             # In ms, rounded down.
             column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
         elif name == BODY and column.type in _TEXTS:
-            # Not decoded: Spark's strings can have bytes that are not UTF-8, and so can a body.
+            # Not decoded, because Spark's strings and bodies can have bytes that are not UTF-8.
             column = column.cast(pa.large_binary())
         try:
             values: list[Any] = column.to_pylist()

@@ -28,7 +28,7 @@ MAX_ALONE_IN_FLIGHT = 64
 
 
 class RowSender:
-    """Sends the rows of one task. `partition` selects its first queue, so that tasks begin with different ones."""
+    """Sends the rows of one task. `partition` selects the first queue, so that tasks begin with different queues."""
 
     def __init__(self, cluster: ClusterClient, partition: int) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class RowSender:
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Sends messages by topic, and returns after all of them are stored. Raises the errors of a send."""
-        # No coroutine is created before all queues are found: an error would leave it without an await.
+        # Find all queues before creating a coroutine, which an error would leave without an await.
         work: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for topic, of_topic in messages.items():
             queues = await self._write_queues(topic)

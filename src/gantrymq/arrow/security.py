@@ -1,6 +1,6 @@
 """`Security`: the access keys and the TLS settings of connections.
 
-It is a plain value, which Spark pickles and sends to the tasks. A task loads the files from its own machine.
+An object is a plain value, which Spark pickles and sends to the tasks. A task loads the files from its own machine.
 """
 
 from __future__ import annotations

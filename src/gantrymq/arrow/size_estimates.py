@@ -1,8 +1,8 @@
 """Estimates the bytes of ranges from samples of their messages, and applies the limit maxBytesPerTrigger.
 
-A broker has the number of messages in a range, but not their bytes: its log contains all topics. To request the size of
-each message would cost more than to read them. So a few messages are pulled at evenly spaced offsets of the range. A
-micro-batch is reduced until the estimate is within the limit.
+Offsets give the number of messages in a range, but not their bytes, because a broker's log contains all topics.
+Requests for the size of each message would cost more than reading them. Therefore a few messages are pulled at evenly
+spaced offsets of the range. A micro-batch is reduced until the estimate is within the limit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gantrymq.client.broker_api import PullStatus
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 
-#: The samples of one estimate (at least two for each queue), and the messages of a sample. On one machine, an estimate
-#: takes 3 to 7 ms. A micro-batch over the limit needs two or three estimates.
+#: Number of samples of one estimate (at least two for each queue), and of messages of a sample. On one machine, an
+#: estimate takes 3 to 7 ms. A micro-batch over the limit needs two or three estimates.
 SAMPLES = 64
 SAMPLE_MESSAGES = 4
 #: The limit for each broker. A response can have PULL_BYTES, and the driver has all responses in memory.
@@ -39,7 +39,7 @@ async def limit_bytes(
 ) -> Offsets:
     """Returns ends that are reduced so that the ranges from `starts` have at most `max_bytes` by `estimate`.
 
-    The ranges have at least one message, even if it is larger. The rows are distributed over the queues as in
+    The ranges have at least one message, even if this message is larger. The rows are distributed over the queues as in
     `limit_rows`. Every queue of `ends` must be in `starts`.
     """
     rows = total = sum(max(0, end - starts[queue]) for queue, end in ends.items())

@@ -25,7 +25,7 @@ from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
 
-#: The interval at which a stream checks that queues without new messages haven't been created again, in seconds.
+#: Interval of checks whether queues without new messages have been created again, in seconds.
 CHECK_INTERVAL_S = 10.0
 
 
@@ -51,7 +51,7 @@ async def initial_position(cluster: ClusterClient, options: ReadOptions) -> Stre
 def _check_all_named(starting: Boundary, queues: Iterable[MessageQueue]) -> None:
     """Raises ConfigError if the starting offsets lack a queue, like Spark's Kafka source.
 
-    Otherwise a stream that starts at such offsets would read this queue from its first message.
+    Without this check, the stream would read the missing queue from its first message.
     """
     if not (starting.by_queue or starting.by_topic):
         return
@@ -100,7 +100,7 @@ async def advance(
     """Returns the offsets up to which a stream at `position` can read.
 
     Without `check_all`, queues without new messages are not checked. If such a queue was created again with the same
-    number of messages, this is detected when it has more.
+    number of messages, the next messages reveal this.
 
     A new queue is read from its first offset. If its broker was down when the stream began, it is read from the start
     of the stream. The stream continues without a queue, which keeps its position, if
@@ -165,7 +165,7 @@ async def _ends_by_broker(
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Returns {(topic, broker): {queue id: end}}, from one request for each topic and broker.
 
-    With a request for each queue, an idle stream would be expensive: it polls every few milliseconds. The entry is
+    A request for each queue would be expensive for an idle stream, which polls every few milliseconds. The entry is
     empty if the broker refuses the request. Adds brokers that don't respond to `silent`.
     """
     of_broker: dict[tuple[str, str], list[MessageQueue]] = {}
@@ -273,7 +273,7 @@ async def _warn_of_brokers_away(cluster: ClusterClient, missing: list[MessageQue
 async def _check_removed(
     cluster: ClusterClient, options: ReadOptions, position: StreamPosition, removed: list[MessageQueue]
 ) -> None:
-    """Raises DataLost if a topic has fewer queues on a broker than before, and a removed one isn't completely read.
+    """Raises DataLost if a topic has fewer queues on a broker than before, and a removed queue has unread messages.
 
     The broker still has the messages of a removed queue, but no consumer receives them.
     """
@@ -300,7 +300,7 @@ async def _check_removed(
 
 
 async def commit_offsets(cluster: ClusterClient, group: str, offsets: Mapping[MessageQueue, int]) -> Offsets:
-    """Commits offsets for the consumer group. Returns those that were committed.
+    """Commits offsets for the consumer group. Returns the committed offsets.
 
     Failures are only logged, because a stream continues from its own position.
     """

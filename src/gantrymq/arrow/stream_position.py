@@ -11,7 +11,7 @@
 In this example, the stream has read the queue up to offset 120 (excluded). The other fields:
 
 - `$start`: the starts of the last micro-batch, for queues whose start is not in the previous position.
-- `$first`: the offset and the store time (ms) of the oldest message. It shows whether the topic was created again.
+- `$first`: the offset and the store time (ms) of the oldest message. They show whether the topic was created again.
 - `$last`: the store time (ms) of the last message that was read, here the one before offset 120.
 - `$began`: the brokers and the time (ms) of the start of the stream.
 - `$turn`: the last queue that was served, if the micro-batch had fewer rows than queues with messages. The next
@@ -48,7 +48,7 @@ class StreamStart:
     """The start of a stream.
 
     Attributes:
-        brokers: The brokers at that time. A further queue of one of them is a new queue.
+        brokers: The brokers at that time. A further queue of one of these brokers is a new queue.
         since_ms: The store time from which messages of other brokers are read; None to read all.
     """
 

@@ -96,8 +96,8 @@ def stream_topic(
 class TopicStream:
     """An asynchronous iterator over the batches of a stream. No batch is empty.
 
-    It raises the errors of `read_topic`. An error ends the stream, and so does a timeout or another cancellation of
-    `anext`. To continue, create another stream with `position`.
+    The iterator raises the errors of `read_topic`. An error ends the stream; so does a cancellation of `anext`, for
+    example by a timeout. To continue, create another stream with `position`.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class TopicStream:
     def position(self) -> dict[str, Any] | None:
         """The position after the last returned batch, as JSON. It is None before a new stream has requested its start.
 
-        If the bodies of one pull are returned in several batches, the position is the one before them until the last
-        of them was returned.
+        If the bodies of one pull are returned in several batches, the position advances after the last of these
+        batches.
         """
         return None if self._position is None else self._position.to_json()
 
@@ -174,7 +174,7 @@ class TopicStream:
             known = self._position
             # With failOnDataLoss=false, a queue that lost its last messages in a crash continues at its new end.
             starts = {queue: min(end, progress.ends[queue]) for queue, end in known.ends.items()} | progress.starts
-            # Other times are of messages that the queue no longer has.
+            # All other times belong to messages that the queue no longer has.
             lasts = {queue: time_ms for queue, time_ms in known.lasts.items() if starts[queue] == known.ends[queue]}
             self._position = replace(known, ends=starts, starts={}, firsts=progress.firsts, lasts=lasts, plan=None)
             most = max(ROUND_ROWS, ROUND_ROWS_PER_QUEUE * len(progress.ends))
@@ -198,7 +198,7 @@ class TopicStream:
         group = self._options.consumer_group
         if group is not None:
             await commit_offsets(cluster, group, self._uncommitted)
-        # Also after a failure, which is logged. A queue that was removed would fail each time.
+        # Also after a failure, which is logged, because a commit for a removed queue would fail each time.
         self._uncommitted = {}
 
     async def _commit_last(self, cluster: ClusterClient) -> None:
@@ -223,7 +223,7 @@ class TopicStream:
                         self._advance(pulled)
                     yield piece
                     piece = following
-                # Also if no row of the batch was selected.
+                # Even if no row of the batch was selected.
                 self._advance(pulled)
 
     def _advance(self, pulled: PulledBatch) -> None:

@@ -22,7 +22,7 @@ from gantrymq.arrow.write_columns import written_schema
 from gantrymq.errors import ConfigError, IllegalMessage
 
 TOPIC_WRITE_OPTIONS = ("context", "retryTimeoutMs", "keepProperties", "expectedBrokers", *SECURITY)
-#: The number of the only partition. It is a part of the ids of rows.
+#: The number of the only partition, which is a part of the ids of rows.
 _PARTITION = 0
 #: Rows that are encoded at a time. A table of Polars or pandas can be one batch.
 _SLICE_ROWS = 10_000

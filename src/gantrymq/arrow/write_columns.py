@@ -33,7 +33,7 @@ def written_schema(given: pa.Schema, options: WriteOptions) -> pa.Schema:
 
 
 def check_column_names(names: Sequence[str], body: str, options: WriteOptions) -> None:
-    """Raises ConfigError for a duplicate column, a missing one, and one that contradicts an option.
+    """Raises ConfigError for a duplicate or missing column, and for a column that contradicts an option.
 
     `body` is the name of the column with the bodies.
     """
@@ -65,7 +65,7 @@ def _target(field: pa.Field) -> pa.DataType:
 
 
 def _is_like(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether every value of the type `given` is also one of `kind`, or is null."""
+    """Whether every value of the type `given` is also a value of the type `kind`, or is null."""
     if types.is_null(given):
         return True
     if types.is_dictionary(given):

@@ -17,7 +17,7 @@ _COMPLETE = "_GANTRY_COMPLETE"
 
 
 class GantryGroup(LazyGroup):
-    """The group of all commands. For a misspelt name or one of `gantry admin`, the error has similar names."""
+    """The group of all commands. For a misspelt name, or a name of `gantry admin`, the error has similar names."""
 
     table: ClassVar = {
         "up": Lazy(f"{_PACKAGE}.cluster_commands", "Run a NameServer and brokers on this machine until Ctrl-C."),
@@ -67,7 +67,7 @@ class GantryGroup(LazyGroup):
 
 app = new_app(
     cls=GantryGroup,
-    # The options for completion are those of `_options`. typer's own are not plain flags, and need pydantic.
+    # The options for completion are those of `_options`, because typer's own are not plain flags and need pydantic.
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",
@@ -96,14 +96,14 @@ def _show_completion(ctx: typer.Context, param: typer.CallbackParam, value: bool
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Runs the command that is the first argument, or options of `gantry` itself. Raises SystemExit at the end."""
+    """Runs the command that the first argument names, or options of `gantry` itself. Raises SystemExit at the end."""
     is_completion = _COMPLETE in os.environ
     if is_completion:
         # Called for its side effect: it registers the shells.
         completion.get_completion_inspect_parameters()
     name = arguments[0] if arguments else ""
     if name in GantryGroup.table and not is_completion:
-        # Bypasses the group: its option --help makes typer import pydantic, even if it isn't given.
+        # Bypasses the group, whose option --help makes typer import pydantic even if the option isn't given.
         load(GantryGroup.table[name].module, name).main(list(arguments[1:]), prog_name=f"gantry {name}")
     else:
         app(arguments, prog_name="gantry")

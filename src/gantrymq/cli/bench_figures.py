@@ -11,7 +11,7 @@ from collections import Counter
 class ResponseTimes:
     """A histogram of response times. Each class is 1 % above the previous one. Average and maximum are exact.
 
-    Times are added to the classes in groups. One by one, each would take 0.5 us, a quarter of the time in which a
+    Times are added to the classes in groups. Added one by one, each would take 0.5 us, a quarter of the time in which a
     client reads a message.
     """
 
@@ -38,7 +38,7 @@ class ResponseTimes:
         self._total_s += sum(new)
         self._max_s = max(self._max_s, *new, 0.0)
         log, per_e = math.log, self._CLASSES_PER_E
-        # At least 1 us. A time can be negative if this clock is behind the broker's.
+        # At least 1 us, because a time is negative if this clock is behind the broker's.
         self._counts.update([math.floor(log(seconds if seconds > 1e-6 else 1e-6) * per_e) for seconds in new])
 
     @property

@@ -22,7 +22,7 @@ from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.system import clock
 
-#: The pause of a worker after a failed send, so that it doesn't overload a failing broker. Java: 3 s.
+#: The pause of a worker after a failed send, so that the worker doesn't overload a failing broker. Java: 3 s.
 FAILURE_PAUSE_S = 3.0
 
 
@@ -30,8 +30,8 @@ FAILURE_PAUSE_S = 3.0
 class Sends:
     """The settings of a send load.
 
-    `workers` send concurrently. A request has `batch` messages. The load ends after `quantity` messages, or if this is
-    0, on Ctrl-C. Sizes are in bytes.
+    `workers` send concurrently. A request has `batch` messages. The load ends after `quantity` messages or, if
+    `quantity` is 0, on Ctrl-C. Sizes are in bytes.
     """
 
     topic: str
@@ -70,8 +70,8 @@ def run_reads(
 ) -> dict[str, Any]:
     """Consumes messages, and returns the figures since the first message.
 
-    It ends after `quantity` messages, or if this is 0, on Ctrl-C. Prints interim figures to standard error every
-    `interval_s`.
+    The load ends after `quantity` messages or, if `quantity` is 0, on Ctrl-C. Prints interim figures to standard error
+    every `interval_s`.
     """
     return _run(_read(consumer, topic, message_filter, quantity, fail_rate, interval_s))
 
@@ -191,7 +191,7 @@ class _Refused(GantryError):
 async def _until_done_or_interrupted(
     work: list[Coroutine[Any, Any, None]], interval_s: float, state: Callable[[], tuple[int, str]]
 ) -> None:
-    """Runs `work` until it ends or SIGINT. Prints the rate and `state` every `interval_s`, if this isn't 0."""
+    """Runs `work` until it ends or SIGINT. Prints the rate and `state` every `interval_s` (0: never)."""
     loop = asyncio.get_running_loop()
     tasks = asyncio.gather(*work)
     loop.add_signal_handler(signal.SIGINT, tasks.cancel)

@@ -1,7 +1,7 @@
 """`BrokerProcesses` runs several brokers of one configuration, for example one for each processor core.
 
-Each process is a broker of its own. Its name, ports and directories have its number, so that clients see a cluster of
-`count` brokers. One page has the metrics of all processes.
+Each process is a separate broker. The number of the process is part of the broker's name, ports and directories, so
+that clients see a cluster of `count` brokers. One page has the metrics of all processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PORT_STEP = 10
 #: File with the changes of one process at run time, in the `config` directory of its store.
 _CHANGES = "changes.conf"
 _SOURCE = "the broker's configuration"
-#: The time for the metrics of one process, in seconds.
+#: The timeout for the metrics of one process, in seconds.
 _PAGE_TIMEOUT_S = 3.0
 #: The largest page of one process, in bytes. A larger one is left out.
 _PAGE_BYTES = 256 * 1024 * 1024
@@ -126,7 +126,7 @@ def _check(properties: Mapping[str, str], config: BrokerConfig, count: int) -> N
 
 
 class _MergedMetrics(MetricsServer):
-    """Serves the metrics of all pages together. The pages are at HOST:PORT. One that does not respond is left out."""
+    """Serves the metrics of all pages (at HOST:PORT) together. A page that does not respond is left out."""
 
     def __init__(self, pages: Iterable[str], *, host: str, port: int) -> None:
         super().__init__(list, host=host, port=port)
@@ -156,7 +156,7 @@ async def _fetched(address: str) -> str | None:
 
 
 def merged(pages: Iterable[str]) -> bytes:
-    """Returns one page in Prometheus's format with the samples of all pages. Each metric has its comments once."""
+    """Returns one page in Prometheus's format with the samples of all pages, and the comments of each metric once."""
     comments: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for page in pages:

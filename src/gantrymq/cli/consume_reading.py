@@ -20,7 +20,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import TOOLS_GROUP, is_system_topic
 from gantrymq.service import run as run_service
 
-#: The messages that a pull requests. The command reads whole queues, so large pulls save round trips.
+#: The number of messages that a pull requests. The command reads whole queues, so large pulls save round trips.
 PULL_BATCH_SIZE = 1024
 _LIMITS = FlowLimits(max_messages=4 * PULL_BATCH_SIZE, max_span=1 << 62)
 #: The poll timeout with `--exit`, in seconds, so that the command soon detects the end of the queues.
@@ -31,7 +31,7 @@ class Start(NamedTuple):
     """The start of reading.
 
     Attributes:
-        start_from: As for a consumer.
+        start_from: The option of a consumer.
         offset: The offset in each queue, in place of `start_from`. A negative offset counts from the end.
     """
 
@@ -51,9 +51,9 @@ def run_consume(
     count: int | None,
     exit_at_end: bool,
 ) -> None:
-    """Writes messages to standard output. With a group, it commits the offsets of the written messages.
+    """Writes messages to standard output. With a group, commits the offsets of the written messages.
 
-    It ends after `count` messages, at the end of the queues (`exit_at_end`), or on a signal.
+    The command ends after `count` messages, at the end of the queues (`exit_at_end`), or on a signal.
 
     Args:
         topics: Topics and patterns.
@@ -63,8 +63,8 @@ def run_consume(
         start: The start of reading.
         form: Formats a message.
         queue_id: If given, only queues with this id are read.
-        count: The number of messages after which it ends.
-        exit_at_end: If true, it ends when it reaches the ends that the queues had at its start.
+        count: The number of messages after which the command ends.
+        exit_at_end: If true, the command ends at the ends that the queues have at its start.
     """
     reader = LitePullConsumer(
         target.name_servers,
@@ -85,7 +85,7 @@ def run_consume(
         async with reader:
             queues = [queue for topic in names for queue in await reader.queues(topic)]
             if group is None:
-                # Topics that were named must be readable, but not those that matched a pattern.
+                # Named topics must be readable; topics that match a pattern need not be.
                 for topic in (topic for topic in topics if topic in names):
                     _check_queue(topic, [queue.queue_id for queue in queues if queue.topic == topic], queue_id)
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
@@ -94,7 +94,7 @@ def run_consume(
             try:
                 await _write(reader, form, count, ends)
             except asyncio.CancelledError:
-                # On a signal: all messages that were polled are written.
+                # After a signal, all polled messages have been written.
                 if group is not None:
                     await reader.commit()
                 raise
@@ -124,7 +124,7 @@ async def _names(topics: Sequence[str], target: Target) -> list[str]:
         if not any(char in topic for char in "*?["):
             names[topic] = None
             continue
-        # A pattern excludes system topics. They must be named.
+        # A pattern does not match system topics, which must be named.
         found = [name for name in known if fnmatchcase(name, topic) and not _is_special(name, topic)]
         if not found:
             raise ClientError(f"no topic is like {topic!r} at {target.name_servers}: gantry admin topicList shows all")
@@ -148,7 +148,7 @@ async def _begin(
     reader: LitePullConsumer, queues: Sequence[MessageQueue], message_filter: MessageFilter, start: Start
 ) -> None:
     await reader.assign(queues, **message_filter)
-    # Always seeks, because brokers let a new group begin at 0 in a new topic, regardless of `start_from`.
+    # Always seeks, because brokers start a new group at 0 in a new topic, regardless of `start_from`.
     for queue in queues:
         if start.offset is not None:
             offset = start.offset if start.offset >= 0 else await reader.end_offset(queue) + start.offset
@@ -174,7 +174,7 @@ async def _write(
             try:
                 lines.extend(map(form, messages))
             finally:
-                # If a message can't be formatted, the messages before it are written.
+                # If a message can't be formatted, still write the messages before it.
                 output.write(b"".join(lines))
                 output.flush()
             if left is not None:

@@ -23,7 +23,7 @@ _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Seve
 def run_doctor(
     target: Target, topic: str | None, group: str | None, proxy: str | None, *, is_cluster_meant: bool, json: bool
 ) -> int:
-    """Prints the findings about the cluster (if `is_cluster_meant`) and about the proxy (if given).
+    """Prints the findings about the cluster (if `is_cluster_meant`) and about the given proxy.
 
     Returns the exit code: 1 if there is a problem, WARNINGS if there are only warnings, otherwise 0.
     """

@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> JsonMessage:
-    """Decodes a line. Raises BodyError if it isn't such a JSON object, or doesn't have exactly one body."""
+    """Decodes a line. Raises BodyError unless the line is such a JSON object with exactly one body."""
     try:
         message = _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:

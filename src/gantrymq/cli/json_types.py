@@ -20,7 +20,7 @@ from enum import StrEnum, auto
 from typing import Any
 
 _MOST_BIGINT = 2**63
-#: Values in deeper arrays and objects are not examined, so that a body of brackets needs no deep recursion.
+#: Values in deeper arrays and objects are not examined, so that a deeply nested body causes no deep recursion.
 _MAX_DEPTH = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -34,7 +34,7 @@ class _Kind(StrEnum):
 
 
 class JsonTypes:
-    """The types of the values at one place of the sampled bodies, and of the values in them."""
+    """The types of the values at one path of the sampled bodies, and of their nested values."""
 
     def __init__(self) -> None:
         self._kinds: Counter[_Kind] = Counter()
@@ -75,7 +75,7 @@ class JsonTypes:
         return ", ".join(f"{_quoted(name)} {field.type_ddl()}" for name, field in self._fields.items())
 
     def type_ddl(self) -> str:
-        """Returns the type. If values have several kinds, it is the most frequent kind."""
+        """Returns the type. If values have several kinds, the most frequent kind counts."""
         if not self._kinds:
             return "STRING"
         match self._kinds.most_common(1)[0][0]:

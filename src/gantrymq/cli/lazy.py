@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Lazy(NamedTuple):
-    """A command that isn't imported yet.
+    """A command that is not imported until it is run.
 
     Attributes:
         module: The module with the command. Its `app` has the command by name, or as its only command.
@@ -64,7 +64,7 @@ class LazyGroup(PlainGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Placeholders for lists. typer also searches them for similar names if a command is misspelt.
+        # Placeholders for lists. For a misspelt command, typer also searches them for similar names.
         self.commands = {
             name: TyperCommand(name=name, help=lazy.help, hidden=lazy.hidden, rich_markup_mode=None)
             for name, lazy in self.table.items()
@@ -81,7 +81,7 @@ class LazyGroup(PlainGroup):
         return self.commands[name] if self._is_listing else load(self.table[name].module, name)
 
     def find(self, name: str) -> str | None:
-        """Returns the name in the table for `name`; None if there is none. Subclasses support other spellings."""
+        """Returns the spelling of `name` in the table, or None. Subclasses support other spellings."""
         return name if name in self.table else None
 
     def headings(self) -> dict[str, list[tuple[str, str]]]:

@@ -17,7 +17,7 @@ from gantrymq.errors import GantryError
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs `gantry` and returns the exit code. `arguments` defaults to those of the process."""
     if sys.stdin is None:
-        # Closed (`<&-`): uvloop would use its file descriptor, 0, and abort when it closes it.
+        # Standard input is closed (`<&-`): uvloop would use file descriptor 0 and abort when it closes this descriptor.
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             code = 0
         return code
     except SystemExit as e:
-        # From the parser, which has already printed the help or an error.
+        # Raised by the parser, which has already printed the help or an error.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,8 +1,8 @@
 """Options as data, and a fast parser for them.
 
 A command whose options are data starts without typer, which takes longer to import than a broker, and without pydantic,
-which typer imports for each option with a value. typer is only used for help, for invalid command lines, and for
-completion (`options.register`).
+which typer imports for each option with a value. typer only handles help, invalid command lines and completion
+(`options.register`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PlainOption(NamedTuple):
         help: Its help text.
         metavar: The name of its value in the help.
         default: The value without the option. A flag is false by default.
-        minimum: The least value of an int.
+        minimum: The smallest valid int.
         shown_default: The default in the help; None for `default`.
     """
 
@@ -86,7 +86,7 @@ class _QuickParser(argparse.ArgumentParser):
 
 
 def parse_quickly(options: Sequence[PlainOption], arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Parses a command line. Returns None if typer must handle it: for help, and if it is invalid."""
+    """Parses a command line. Returns None for help and for an invalid command line, which typer must handle."""
     parser = _QuickParser(add_help=False, allow_abbrev=False)
     for option in options:
         if not option.flags:
@@ -103,7 +103,7 @@ def parse_quickly(options: Sequence[PlainOption], arguments: Sequence[str]) -> d
         value = values[option.dest]
         if option.minimum is not None and value is not None and value < option.minimum:
             return None
-        # Options with a file refuse directories.
+        # An option for a file refuses a directory.
         if isinstance(value, Path) and value.is_dir():
             return None
     return values

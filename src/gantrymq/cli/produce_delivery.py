@@ -31,7 +31,7 @@ from gantrymq.protocol.properties import KEYS
 # The client's log lines are suppressed, because its errors have the same information.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
-#: The time for which a batch waits for more messages, in seconds, and the size at which it is sent at once.
+#: The time for which a batch waits for more messages, in seconds, and the size at which a batch is sent at once.
 LINGER_S = 0.005
 BATCH_SIZE = 64 * 1024
 #: The limit of the bytes in flight. With 8 MiB, garbage collection takes a quarter of the time.
@@ -66,7 +66,7 @@ class Tally:
     #: The number of invalid parts of the input, and the position of the first one with the reason.
     bad: int = 0
     first_bad: str = ""
-    #: The signal that ended the reading; None without one.
+    #: The signal that ended the reading; None without a signal.
     signal: int | None = None
 
     def started(self) -> None:
@@ -108,7 +108,7 @@ def run_produce(
 ) -> int:
     """Sends the messages in the files, or in standard input. Returns the exit code, and prints errors.
 
-    If a part of the input is invalid, it skips the part (`skip_bad`) or ends. The messages before it are always sent.
+    If a part of the input is invalid, skips the part (`skip_bad`) or ends. Always sends the messages before it.
 
     Args:
         producer: The producer.
@@ -139,7 +139,7 @@ async def _run(
     began = time.perf_counter()
     interrupted = asyncio.Event()
     console = Console(stderr=True, highlight=False)
-    # No progress if the user types the input, because it would appear within the typed text.
+    # No progress if the user types the input, because the progress would appear within the typed text.
     live = console.is_terminal and not quiet and not (STDIN in files and sys.stdin.isatty())
     with _watching_for_interrupts(interrupted, tally):
         try:
@@ -233,7 +233,7 @@ class _Send:
     async def __call__(self, message: Message, place: Place) -> None:
         """Starts to send a message. Waits only while too many bytes or messages are in flight.
 
-        Raises IllegalMessage. If the client detects it later, it is counted with its `place`.
+        Raises IllegalMessage. A message that the client refuses later is counted with its `place`.
         """
         queue = None
         if self._ordered and message.keys:
@@ -263,7 +263,7 @@ class _Send:
 async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIterator[tuple[Path, bytes]]:
     """Yields the chunks of the files, with an empty chunk at the end of each file. Raises OSError.
 
-    It ends after the last file, or after an interrupt.
+    Ends after the last file, or after an interrupt.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[tuple[Path, bytes] | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
@@ -292,7 +292,8 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             get = asyncio.ensure_future(chunks.get())
             await asyncio.wait({get, stop}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                # After an interrupt, the chunks that were read ahead are still sent. An endless input must not go on.
+                # After an interrupt, chunks that were read before it are still sent, but an endless input is not read
+                # further.
                 after_stop += 1
             if not get.done() or after_stop > _CHUNKS_AHEAD + 1:
                 get.cancel()
@@ -309,7 +310,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
 
 @contextmanager
 def _watching_for_interrupts(interrupted: asyncio.Event, tally: Tally) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM in its block: the first one sets the event, the second one cancels this task."""
+    """Handles SIGINT and SIGTERM in its block: the first signal sets the event, the second cancels this task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

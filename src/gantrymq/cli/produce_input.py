@@ -7,14 +7,14 @@ from gantrymq.errors import BodyError
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import KEYS
 
-#: The longest message, in bytes. It is the default limit of brokers (maxMessageSize).
+#: The longest message, in bytes: the default limit of brokers (maxMessageSize).
 MAX_LENGTH = 4 * 1024 * 1024
 
 
 class Splitter:
     """Splits an input at each `delimiter`. Without a delimiter, the whole input is one part.
 
-    A part that is longer than MAX_LENGTH is returned as None, and isn't kept in memory.
+    A part that is longer than MAX_LENGTH becomes None, without being collected in memory.
     """
 
     def __init__(self, delimiter: bytes | None) -> None:
@@ -23,7 +23,7 @@ class Splitter:
         self._is_too_long = False
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """Adds a chunk of the input, and returns the parts that it completes."""
+        """Adds a chunk of the input, and returns the parts that the chunk completes."""
         parts: list[bytes | None] = []
         if self._delimiter is None:
             self._rest += chunk
@@ -32,7 +32,7 @@ class Splitter:
             for part in ended:
                 parts.append(None if self._is_too_long or len(part) > MAX_LENGTH else part)
                 self._is_too_long = False
-        # The end of the rest can be the beginning of a delimiter, so it is kept.
+        # Keep the end of the rest, which can be the beginning of a delimiter.
         keep = 0 if self._delimiter is None else len(self._delimiter) - 1
         if len(self._rest) > MAX_LENGTH + keep:
             self._is_too_long = True
@@ -52,8 +52,8 @@ class Splitter:
 class MessageMaker:
     """Converts parts of the input to messages for a topic.
 
-    If `json` is true, a part is a JSON object. Otherwise it is a body, or with a `key_separator`, a key, the separator
-    and a body. `defaults` has the default properties.
+    If `json` is true, a part is a JSON object. Otherwise a part is a body or, with a `key_separator`, a key, the
+    separator and a body. `defaults` has the default properties.
     """
 
     def __init__(self, topic: str, defaults: Message, *, json: bool, key_separator: bytes | None) -> None:

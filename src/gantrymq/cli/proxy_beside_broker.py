@@ -21,7 +21,7 @@ _LOCAL, _CLUSTER = "LOCAL", "CLUSTER"
 
 
 def wants_proxy(properties: Mapping[str, str]) -> bool:
-    """Whether a broker's configuration has `proxyMode=LOCAL`. Raises ConfigError for a mode other than Java's two."""
+    """Whether a broker's configuration has `proxyMode=LOCAL`. Raises ConfigError for a mode that Java does not have."""
     mode = properties["proxyMode"].strip().upper()
     if mode not in (_LOCAL, _CLUSTER):
         raise ConfigError(f"proxyMode={mode[:200]}: {_LOCAL} or {_CLUSTER} is expected")
@@ -31,8 +31,8 @@ def wants_proxy(properties: Mapping[str, str]) -> bool:
 class BrokerWithProxy:
     """A broker and its proxy.
 
-    `properties` is the configuration of the proxy. Its defaults for NameServers, address and cluster are those of the
-    broker. Must be created in a running event loop. Raises the errors of the broker and of the proxy.
+    `properties` is the configuration of the proxy. NameServers, address and cluster default to those of the broker.
+    Must be created in a running event loop. Raises the errors of the broker and of the proxy.
     """
 
     def __init__(self, config: BrokerConfig, properties: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class BrokerWithProxy:
 
 
 def _name_servers(config: BrokerConfig) -> str:
-    """Returns the NameServers of the broker, or the URL of its address server, from which the proxy reads them."""
+    """Returns the broker's NameServers, or the URL of the address server that lists them."""
     if not config.namesrv_addr and config.fetch_namesrv_addr_by_address_server:
         return discovery_url(config.rmq_address_server_domain, config.rmq_address_server_sub_group)
     return ";".join(config.namesrv_addr)

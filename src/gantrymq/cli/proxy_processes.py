@@ -1,8 +1,8 @@
 """`ProxyProcesses` runs several processes of a proxy on the same ports, or one beside a broker.
 
 The processes share only the ports. The kernel distributes connections among them (SO_REUSEPORT), so clients see
-several proxies. A proxy receives its state of a client over the client's own connection. If the client connects to
-another process, it sends this state again.
+several proxies. A proxy receives a client's state over the client's connection. A client that connects to another
+process sends its state again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ProxyProcesses:
         return self._processes.pids
 
     async def start(self) -> None:
-        """As `ServerProcesses.start`."""
+        """Works like `ServerProcesses.start`."""
         try:
             await self._processes.start()
         except BaseException:

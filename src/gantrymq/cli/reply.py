@@ -86,7 +86,7 @@ async def _serve(
     async def handle(message: MessageExt) -> None:
         nonlocal answered
         try:
-            # Called first, because it raises an error for a message that is no request, before the program runs.
+            # Called before the program runs, because it raises an error for a message that is not a request.
             answer = reply_message(message, message.body if text is None else text.encode())
             if program is not None:
                 answer.body = await _ask(program, message)

@@ -1,4 +1,4 @@
-"""ServerProcesses: runs several processes of `gantry broker` or `gantry proxy`, and restarts those that end."""
+"""ServerProcesses: runs several processes of `gantry broker` or `gantry proxy`, and restarts a process that ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
 
-#: The delay until a process that has ended is replaced, in seconds.
+#: The delay before a process that has ended is restarted, in seconds.
 AGAIN_S = 1.0
-#: The time after which a process that doesn't stop is killed, in seconds. It is a little shorter than the limit of this
-#: process itself, `servers.STOP_TIMEOUT_S`.
+#: The time after which a process that doesn't stop is killed, in seconds. It is a little shorter than
+#: `servers.STOP_TIMEOUT_S`, the limit of this process itself.
 STOP_S = 28.0
 
 
@@ -25,8 +25,8 @@ class ServerProcesses:
     Args:
         command: "broker" or "proxy".
         count: Number of processes.
-        configuration: Returns the text of the configuration file for the number of a process. It is called at each
-            start of this process.
+        configuration: Returns the text of the configuration file for a process, given its number. Called at each start
+            of the process.
     """
 
     def __init__(self, command: str, count: int, configuration: Callable[[int], str]) -> None:

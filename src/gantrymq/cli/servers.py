@@ -21,7 +21,7 @@ from gantrymq.store.open_files import raise_open_files_limit
 
 log = logging.getLogger(__name__)
 
-#: After this time, the process exits even if the server hasn't stopped. The next start recovers its files.
+#: After this time, the process exits even if the server hasn't stopped. The next start then recovers the files.
 STOP_TIMEOUT_S = 30.0
 #: The keys of broker.conf for a proxy beside the broker.
 _PROXY_KEYS = ("proxyMode", "proxyConfigPath")
@@ -48,11 +48,11 @@ def run_server(command: str, options: ServerOptions) -> int:
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
-    # The names and directories of brokers are numbered, even if there is one.
+    # The names and directories of brokers have a number, even for a single broker.
     if options.processes is not None and (command == "broker" or options.processes > 1):
 
         def known() -> dict[str, str]:
-            # Without the unknown keys, because each process would log a warning for them again.
+            # Omits unknown keys, because each process would log the warnings about them again.
             return {key: value for key, value in _properties(command, options).items() if key not in unknown}
 
         if command == "broker":
@@ -125,7 +125,7 @@ async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_e
 
 
 class Prepared(NamedTuple):
-    """A server that isn't created yet.
+    """A server to create, and its configuration.
 
     Attributes:
         name: Name of the server.

@@ -44,7 +44,7 @@ def tables(
 
 
 async def _topics(target: Target) -> list[str]:
-    """Returns the topics of the cluster, without those that each cluster and each broker has by its own name."""
+    """Returns the topics of the cluster, without the topics that are named after a cluster or a broker."""
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.producing.request_reply import reply_topic
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 #: The interval at which the console, due restarts and hanging starts are checked. The end of a process is detected at
 #: once.
 WATCH_INTERVAL_S = 0.5
-#: The pause before the first restart of a broker. It doubles before each further one.
+#: The pause before the first restart of a broker. The pause doubles before each further restart.
 FIRST_PAUSE_S = 1.0
-#: The restarts of a broker after which it is given up.
+#: The number of restarts after which the supervisor gives a broker up.
 MAX_RESTARTS = 5
-#: If a broker is ready for this time, its restarts are counted from 0 again.
+#: If a broker is ready for this time, the count of its restarts begins at 0 again.
 STABLE_S = 60.0
 
 
@@ -39,11 +39,11 @@ class RestartLimit:
         self._ready_at: float | None = None
 
     def ready(self, now: float) -> None:
-        """Registers that the broker is ready."""
+        """Records that the broker is ready."""
         self._ready_at = now
 
     def ended(self, now: float) -> float | None:
-        """Registers the end of the broker. Returns the pause before its restart; None if it is given up."""
+        """Records the end of the broker. Returns the pause before its restart; None if there are no more restarts."""
         if self._ready_at is not None and now - self._ready_at >= STABLE_S:
             self.restarts = 0
         self._ready_at = None
@@ -82,11 +82,11 @@ class Supervisor:
         #: The time of each due restart (time.monotonic).
         self._due: dict[ServerProcess, float] = {}
         self._start_timeout_s = start_timeout_s
-        #: The time until which each restarted broker must be ready (time.monotonic).
+        #: The deadline for each restarted broker to be ready (time.monotonic).
         self._deadlines: dict[ServerProcess, float] = {}
         self._given_up: set[ServerProcess] = set()
         self._selector = selectors.DefaultSelector()
-        #: If true, a server has ended. The directory is then kept for its log.
+        #: True if a server has ended. The directory is then kept for the server's log.
         self.has_failed = False
 
     def run(self, console: ConsoleThread | None) -> NoReturn:
@@ -125,7 +125,7 @@ class Supervisor:
         self._ended(server, server.ending())
 
     def _ended(self, broker: ServerProcess, ending: str) -> None:
-        """Plans the restart of a broker, or gives it up."""
+        """Schedules the restart of a broker, or gives the broker up."""
         pause_s = self._limits[broker].ended(time.monotonic())
         if pause_s is not None:
             self._due[broker] = time.monotonic() + pause_s
@@ -142,7 +142,7 @@ class Supervisor:
         for broker in [broker for broker, due in self._due.items() if due <= now]:
             del self._due[broker]
             try:
-                # A signal between the start of the process and its assignment would lose the process.
+                # A signal between the start of the process and its assignment to the variable would lose the process.
                 with self._interruption.deferred():
                     broker.restart()
             except (OSError, ConfigError) as e:

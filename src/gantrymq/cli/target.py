@@ -1,4 +1,4 @@
-"""The cluster of a command (`find_target`), and what it takes to connect to it."""
+"""The cluster of a command (`find_target`), with the settings for connections to it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def find_target(
 
     With `checks_addresses`, an address that is not HOST:PORT is an error, which names the origin of the address.
 
-    The keys and certificates of the current context are only used for its own cluster. If NAMESRV_ADDR or -n has the
-    address, they are not used. If a context is named together with -n, its keys and certificates are used.
+    If NAMESRV_ADDR or -n gives the address, the command does not use the keys and certificates of the current context.
+    It uses those of a context that --context names, even together with -n.
     """
     from gantrymq.contexts import Context, Contexts
 
@@ -104,7 +104,7 @@ def _check_addresses(addresses: str, origin: str) -> None:
 
 
 def named_context(name_servers: str | None, context: str | None) -> str | None:
-    """Returns the context of --context, or if no address is given, of GANTRY_CONTEXT; None without one."""
+    """Returns the context of --context or, without an address, of GANTRY_CONTEXT; None without a context."""
     return context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None) or None
 
 

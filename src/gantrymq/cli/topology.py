@@ -21,7 +21,7 @@ from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError
 
 REFRESH_INTERVAL_S = 1.0
-#: The longest delay of a refresh by a broker that doesn't respond, in seconds.
+#: The longest time for which a broker that doesn't respond delays a refresh, in seconds.
 TIMEOUT_S = 2.0
 _IN_SYNC = {None: "-", True: "yes", False: "no"}
 
@@ -38,7 +38,7 @@ async def _run(target: Target, once: bool, json: bool) -> None:
     ) as admin:
         topology = Topology(admin)
         brokers = await topology.look()
-        # A pipe has no width, so a large one is set, which truncates no name.
+        # A pipe has no width. A large width is set, so that no name is truncated.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
         if json or once or not console.is_terminal:
             _show(console, brokers, json)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
-#: The longest time for elections, and the interval at which they are checked.
+#: The longest time for elections, and the interval of the checks for their end.
 ELECTION_TIMEOUT_S = 60.0
 LOOK_INTERVAL_S = 0.05
 
@@ -66,13 +66,13 @@ def run_cluster(
     controller: bool = False,
     console: bool = False,
 ) -> int:
-    """Runs a cluster until a signal, or until it cannot continue. It always stops all processes.
+    """Runs a cluster until a signal, or until the cluster cannot continue. Always stops all processes.
 
     A broker that ends is restarted. If another server ends, or if all brokers are given up, the cluster ends.
 
     Args:
         brokers: The number of broker names.
-        directory: The directory for the data. Default: a temporary one, which is deleted if no server has failed.
+        directory: The directory for the data. Default: a temporary directory, which is deleted if no server has failed.
         port: The port of the NameServer, from which the other ports follow. 0 selects free ports.
         topics: {topic: queues on each broker}. These are created before the cluster is reported as ready.
         replicas: The replicas of each broker name.
@@ -81,7 +81,7 @@ def run_cluster(
         console: If true, also runs the console, in this process.
 
     Returns:
-        The exit code: 130 after SIGINT, 0 after SIGTERM. 1 if the cluster cannot start or continue: the error is then
+        The exit code: 130 after SIGINT, 0 after SIGTERM. 1 if the cluster cannot start or continue; the error is
         printed before the servers stop.
 
     Raises:
@@ -112,7 +112,7 @@ def run_cluster(
                         supervisor = Supervisor(cluster, interruption)
                         supervisor.run(shown)
                     except Exception as e:
-                        # A signal must not interrupt the stop of the servers, which can take a while.
+                        # A signal must not interrupt the stop of the servers, which can take seconds.
                         interruption.ignore()
                         if isinstance(e, BrokenPipeError):
                             raise
@@ -171,7 +171,7 @@ async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
 def _check_ports(
     ports: ClusterPorts, brokers: int, replicas: int, *, proxy: bool, controller: bool, console: bool
 ) -> None:
-    """Raises GantryError if a port is in use. It checks all ports before the first server is started."""
+    """Raises GantryError if a port is in use. Checks all ports before the first server starts."""
     names = {ports.name_server: "the NameServer"} | {
         ports.broker(number, replica): replica_name(number, replica)
         for number in range(brokers)

@@ -46,16 +46,16 @@ HEARTBEAT_INTERVAL_S = 30.0
 RECONNECT_S = 0.25
 RECONNECT_AT_FIRST_S = 0.5
 ELECTION_S = 30.0
-#: Number of topics whose routes are requested while a broker is lost or silent.
+#: Largest number of topics whose routes are requested while a broker is lost or silent.
 LOST_TOPICS = 8
-#: If a broker owes responses and sends nothing for PROBE_S, the client sends a heartbeat. If nothing arrives until
-#: SILENCE_S, the client closes the connection. A long poll can take longer; in that case the response to the heartbeat
-#: shows that the broker is alive. In seconds.
+#: If requests are pending and the broker sends nothing for PROBE_S seconds, the client sends a heartbeat. If the broker
+#: sends nothing for SILENCE_S seconds, the client closes the connection. During a longer long poll, the response to the
+#: heartbeat shows that the broker is alive.
 PROBE_S = 3.0
 SILENCE_S = 6.0
 #: Interval of the check for silent brokers, s.
 SILENCE_CHECK_S = 0.5
-#: If the route has a new master, requests to the former one fail after this time without a sign of life, s.
+#: If the route has a new master, requests to the former master fail when it has sent nothing for this time, s.
 FORMER_S = 0.5
 #: If a call has waited at least this long for the heartbeat of a broker, later calls do not wait for it, s.
 IN_VAIN_S = 0.1
@@ -64,7 +64,7 @@ _instance_number = itertools.count(1)
 
 
 class _Lost(NamedTuple):
-    """A broker whose connection was lost: the time (monotonic, s), and some topics whose routes contained it."""
+    """Time when a broker's connection was lost (monotonic, s), and some topics whose routes had the broker."""
 
     since: float
     topics: list[str]
@@ -123,14 +123,14 @@ class ClientInstance:
         self._renewal = RouteRenewal(self.routes, self.failure_log)
         self._producer_data = group_data if isinstance(group_data, ProducerData) else None
         self._consumer_data = group_data if isinstance(group_data, ConsumerData) else None
-        #: Brokers that were sent a heartbeat, and below those that accepted the last one.
+        #: Brokers that were sent a heartbeat, and below the brokers that accepted the last heartbeat.
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
         #: Brokers whose connections were lost.
         self._lost: dict[str, _Lost] = {}
         #: Heartbeats in flight.
         self._greeting: dict[str, asyncio.Task[None]] = {}
-        #: Brokers whose heartbeats failed or timed out. Callers do not wait for them until they respond again.
+        #: Brokers whose heartbeats failed or timed out. Callers do not wait for these brokers until they respond again.
         self._given_up: set[str] = set()
         #: Brokers that a route change removed, and the time of the change (monotonic, s).
         self._former: dict[str, float] = {}
@@ -138,7 +138,7 @@ class ClientInstance:
         self._is_closing = False
         #: True until the first complete routes, if heartbeats wait for them.
         self._is_postponed = False
-        #: Silent brokers that were sent a heartbeat, and its time.
+        #: Silent brokers, with the time at which the client sent each of them a heartbeat.
         self._probed: dict[str, float] = {}
         self._reconnect_s = RECONNECT_S
         self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
@@ -192,7 +192,7 @@ class ClientInstance:
     # -- brokers that fail --------------------------------------------------------------------------------------
 
     def report_failure(self, topic: str, error: GantryError) -> bool:
-        """Requests the topic's route again if the error can mean that it is stale. Returns whether that is the case.
+        """Requests the topic's route again if the error can mean that the route is stale. Returns whether it can.
 
         Concurrent reports share one request (`RouteRenewal`).
         """
@@ -208,7 +208,7 @@ class ClientInstance:
     async def recover(self, topic: str, broker_name: str, error: GantryError, pause_s: float) -> float:
         """Reports a failure. Returns the pause before the next request to the broker, in seconds.
 
-        If the route can be stale, the method itself waits, until the route changes or `pause_s` ends, and returns 0.
+        If the route can be stale, the method waits until the route changes or `pause_s` ends, and returns 0.
         """
         if not self.report_failure(topic, error):
             return pause_s
@@ -222,8 +222,8 @@ class ClientInstance:
     def connected_former_master(self, broker_name: str) -> str | None:
         """Returns HOST:PORT of the master of a broker that has left the routes, if its connection is open.
 
-        A NameServer removes a broker when their connection is lost, although the broker may continue to work. A
-        consumer then gives up its queues, but can still commit offsets and unlock queues.
+        A NameServer removes a broker when it loses the broker's connection, although the broker may still run. A
+        consumer then revokes the broker's queues, but can still commit their offsets and unlock them.
         """
         address = self.routes.former_master(broker_name)
         return address if address is not None and self.remoting.is_connected(address) else None
@@ -231,16 +231,16 @@ class ClientInstance:
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     def postpone_heartbeats(self) -> None:
-        """Sends no heartbeats until there are routes, and no route lacks brokers.
+        """Sends no heartbeats until there are routes, and all of them are complete.
 
-        A consumer that cannot share the queues yet must not join its group. Brokers that it does not know would list
-        other members than those that it knows, and nobody would read its share of the queues.
+        With an incomplete route, some brokers would list this consumer as a member and others would not. The other
+        members would then leave queues to this consumer that it does not read.
         """
         self._is_postponed = True
 
     @property
     def is_postponed(self) -> bool:
-        """Whether heartbeats wait for complete routes. This ends for good as soon as the routes are complete once."""
+        """Whether heartbeats wait for complete routes. False for good after the routes were complete once."""
         if self._is_postponed:
             self._is_postponed = self.routes.is_any_awaited or not self.routes.all_brokers()
         return self._is_postponed
@@ -256,10 +256,10 @@ class ClientInstance:
         await self._greet(addresses)
 
     async def greet_new_brokers(self, timeout_s: float | None = None) -> None:
-        """Sends heartbeats to brokers that have not accepted one yet, and waits for at most `timeout_s` seconds.
+        """Sends heartbeats to brokers that have not accepted any yet, and waits for at most `timeout_s` seconds.
 
-        Concurrent calls wait for the same heartbeats. A failed heartbeat is repeated later, and no call waits for this
-        broker again until it responds.
+        Concurrent calls wait for the same heartbeats. A failed heartbeat is repeated later; until the broker responds,
+        further calls do not wait for it.
         """
         addresses = self._broker_addresses()
         for address in addresses - self._announced:
@@ -277,7 +277,7 @@ class ClientInstance:
             self._begin_greeting(address)
 
     def _disconnected(self, address: str) -> None:
-        """Records a lost connection. The broker drops this client, so it gets a heartbeat as soon as possible."""
+        """Records a lost connection. The broker drops this client, so it needs a heartbeat as soon as possible."""
         self._announced.discard(address)
         self._greeted.discard(address)
         topics = self._topics_of_broker(address)
@@ -289,7 +289,7 @@ class ClientInstance:
     async def _reconnect(self) -> float:
         """Reconnects to lost brokers and requests the routes that contained them. Returns the next pause, in seconds.
 
-        A slave may have become master, or be the only one left. A lost broker outside of the routes is retried for
+        A slave may have become master, or be the only replica left. A lost broker outside of the routes is retried for
         ELECTION_S.
         """
         now, addresses = clock.monotonic(), self._broker_addresses()
@@ -313,7 +313,7 @@ class ClientInstance:
     def _check_silence(self) -> None:
         """Sends heartbeats to silent brokers, and closes the connections of those that stay silent.
 
-        If the heartbeat isn't answered at once, it also requests the broker's routes: they may have a new master.
+        If a broker does not answer the heartbeat at once, requests its routes again, which may have a new master.
         """
         now, brokers = clock.monotonic(), self.routes.addresses()
         silent = set(self.remoting.silent(PROBE_S))
@@ -321,7 +321,7 @@ class ClientInstance:
             del self._probed[address]
         for address in silent:
             probed = self._probed.setdefault(address, now)
-            # Not after the silence alone: if this process was stopped, the response may be in the socket's buffer.
+            # Wait after the heartbeat: if this process was stopped, a response may still be in the socket's buffer.
             if now - probed >= SILENCE_S - PROBE_S:
                 del self._probed[address]
                 log.warning("%s has sent nothing for %g s: closing the connection", address, SILENCE_S)
@@ -333,12 +333,12 @@ class ClientInstance:
                     self._renewal.request(topic)
 
     def _topics_of_broker(self, address: str) -> list[str]:
-        """Returns some topics whose routes contain a broker, because its address is the same in all of them."""
+        """Returns some topics whose routes contain a broker. All routes have the same address for the broker."""
         names = {name for name, replicas in self.routes.all_brokers().items() if address in replicas.values()}
         return self.routes.topics_of(names)[-LOST_TOPICS:]
 
     def _route_changed(self, topic: str) -> None:
-        """Handles a route change: a broker that got heartbeats may have left the routes, such as a former master."""
+        """Handles a route change: a broker that got heartbeats, such as a former master, may have left the routes."""
         former = self._announced - self._broker_addresses()
         if former:
             now = clock.monotonic()
@@ -346,7 +346,7 @@ class ClientInstance:
             self._leaving.wake(FORMER_S)
 
     def _leave_former(self) -> float:
-        """Aborts requests to silent former masters, as a live one responds. Returns the next pause, in seconds."""
+        """Aborts requests to former masters that send nothing. Returns the next pause, in seconds."""
         now = clock.monotonic()
         for address, since in list(self._former.items()):
             if now - since >= FORMER_S:
@@ -379,7 +379,7 @@ class ClientInstance:
                 self._given_up.update(under_way[greeting] for greeting in late)
 
     def _begin_greeting(self, address: str) -> None:
-        """Sends a heartbeat unless one is in flight, which may be the one that has opened the connection."""
+        """Sends a heartbeat unless one is in flight: opening the connection for a heartbeat also calls this method."""
         if address not in self._greeting and not self._is_closing and not self.is_postponed:
             self._announced.add(address)
             task = asyncio.get_running_loop().create_task(self._greet_one(address))

@@ -34,7 +34,7 @@ class Credentials:
 
     def __post_init__(self) -> None:
         for name, key in (("access_key", self.access_key), ("secret_key", self.secret_key)):
-            # Not with the value, which may be a secret.
+            # Without the value, which may be a secret.
             if not isinstance(key, str):
                 raise ConfigError(f"{name}: must be a string, is {type(key).__name__}")
             if not key.strip():
@@ -43,11 +43,11 @@ class Credentials:
     @classmethod
     def from_file(cls, path: Path) -> Credentials:
         """Returns the keys in mqadmin's tools.yml at `path`: `accessKey` and `secretKey`. Raises ConfigError."""
-        # Imported here, because clients without such a file do not need it.
+        # Imported here, because clients without such a file do not need the parser.
         import yaml
 
         try:
-            # All values as strings, because a key can consist of digits.
+            # Reads all values as strings, because a key can consist of digits.
             document = yaml.load(files.read_bytes(path), Loader=yaml.BaseLoader)
         except OSError as e:
             raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
@@ -62,7 +62,7 @@ class Credentials:
 
 
 def rpc_hooks(credentials: Credentials | None, hooks: Sequence[RpcHook] = ()) -> Sequence[RpcHook]:
-    """Returns `hooks`, followed by the hook that signs requests: the signature covers what the others change."""
+    """Returns `hooks`, then the hook that signs requests, so that the signature covers the other hooks' changes."""
     if credentials is None:
         return hooks
     return [*hooks, SigningHook(credentials.access_key, credentials.secret_key, credentials.security_token)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gantrymq.errors import BrokerError, RefusalReason
 
-#: Reasons of a former master, and of a new one that does not accept messages yet.
+#: Reasons that a former master gives, or a new master that does not accept messages yet.
 _REASONS = (RefusalReason.NOT_MASTER, RefusalReason.MAY_BE_STORED, RefusalReason.NOT_ENOUGH_REPLICAS)
 
 

@@ -1,7 +1,7 @@
 """Logs recurrent failures of a client's servers in few lines.
 
 If a broker is down, the pull of each queue fails every second. Heartbeats, commits and rebalances fail as well. Without
-this module, that causes 420 lines in 20 s. The log needs only the failure, its start and its end.
+this module, one such failure causes 420 lines in 20 s. With it, the log has the failure, its start and its end.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gantrymq.system.clock import monotonic, time
 
 log = peer_log(__name__)
 
-#: A server that keeps failing in the same way is logged once in this interval, s.
+#: If a server keeps failing in the same way, the failure is logged once in this interval, s.
 LOG_INTERVAL_S = 60.0
-#: Largest number of tracked failures. Further ones are all logged.
+#: Largest number of tracked failures. Each failure beyond this limit is logged.
 MAX_REMEMBERED = 1000
 
 
@@ -35,13 +35,13 @@ class FailureLog:
     def __init__(self, listener: Callable[[Exception], object] | None = None) -> None:
         self._listener = listener
         self._open: dict[tuple[str, str], _Failure] = {}
-        #: Newest failure, also if it is over, and its time (s since the epoch).
+        #: Newest failure, even if it is over, and its time (s since the epoch).
         self.last: Exception | None = None
         self.last_time = 0.0
         self._is_closing = False
 
     def close(self) -> None:
-        """Marks the client as closing. Failures are then expected and are not logged as warnings."""
+        """Marks the client as closing. Later failures are expected and are not logged as warnings."""
         self._is_closing = True
 
     def report(self, what: str, error: Exception) -> None:
@@ -78,7 +78,7 @@ class FailureLog:
                 log.exception("%s failed", getattr(self._listener, "__name__", self._listener))
 
     def recovered(self, server: str) -> None:
-        """Records a successful request to a server, which is an address or the name of a broker."""
+        """Records a successful request. `server` is an address or a broker name."""
         if not self._open:
             return
         ended = [key for key in self._open if key[0] == server]

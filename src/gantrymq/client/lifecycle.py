@@ -1,9 +1,9 @@
 """Lifecycle: start and close of a client, safe against cancellation.
 
 A client consists of parts: connections, heartbeats, queues. Each part is entered on an AsyncExitStack. A start that
-fails or is cancelled unwinds the stack. A close runs in its own task, which all callers await. If a caller is cancelled
-or its time ends, the task continues, so that no part stays open. References to parts are dropped after they are closed.
-A closed client can be started again.
+fails or is cancelled unwinds the stack. A close runs in its own task, which all callers await. The task continues after
+a caller is cancelled or times out, so that no part stays open. References to parts are dropped after they are closed. A
+closed client can be started again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gantrymq.times import duration_s
 
 log = peer_log(__name__)
 
-#: Default time limit of a close, for handlers and messages that are still to be sent, s.
+#: Default time limit of a close, for running handlers and pending sends, s.
 CLOSE_TIMEOUT_S = 10.0
-#: Each part that sends last requests to a server gets at least this time, even if the time limit has ended, s.
+#: Minimum time for each part that sends a last request to a server, even after the time limit, s.
 FAREWELL_S = 0.2
 
 
@@ -50,14 +50,14 @@ class Lifecycle(ABC):
         self._deadline = Deadline()
         self._stack: AsyncExitStack | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Held while parts are created or closed.
+        #: Locked while parts are created or closed.
         self._changing = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
 
     @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Creates the parts and enters their close functions on `stack`. All of them run, even if one raises."""
+        """Creates the parts and enters their close functions on `stack`. All of these run, even if one raises."""
 
     async def start(self) -> None:
         """Starts the client.
@@ -94,7 +94,7 @@ class Lifecycle(ABC):
             self._is_open = False
             self._deadline.set(timeout_s)
             self._closing = asyncio.get_running_loop().create_task(self._close(self._stack))
-            # Retrieves the error, which `_close` logs, in case all callers were cancelled.
+            # Retrieves the error in case all callers were cancelled. `_close` has logged it.
             self._closing.add_done_callback(lambda closing: closing.cancelled() or closing.exception())
         await result_of(self._closing)
 
@@ -109,7 +109,7 @@ class Lifecycle(ABC):
             self._stack = self._closing = None
 
     def _check_open(self) -> None:
-        """Raises ClientClosed if the client is not started or closed, and ClientError in another event loop."""
+        """Raises ClientClosed before the start and after the close, and ClientError in another event loop."""
         if not self._is_open:
             raise ClientClosed(f"this {type(self).__name__} is not started, or closed: use it inside `async with`")
         self._check_loop()

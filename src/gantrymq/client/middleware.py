@@ -78,7 +78,7 @@ class ReceiveContext:
 
 @dataclass(slots=True, kw_only=True)
 class Send(SendContext):
-    """A send that `send` finishes, after all middleware."""
+    """A context whose `send` makes the real send, after all middleware."""
 
     send: Callable[[SendContext], Awaitable[SendResult | None]]
 
@@ -91,8 +91,8 @@ ReceiveCall = Call[ReceiveContext, list[MessageExt]]
 class Middleware:
     """Base class of middleware: code around the calls of a client. A subclass overrides the methods that it needs.
 
-    Each method awaits `call(context)` to continue, with its own `context`, and returns the result. The first middleware
-    of a client is the outermost one. The methods run in the event loop of the client.
+    To continue, each method awaits `call` with the `context` that it received, and returns the result. The first
+    middleware of a client is the outermost one. The methods run in the event loop of the client.
 
     Example:
         class Tenant(Middleware):
@@ -107,31 +107,31 @@ class Middleware:
     async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
         """Runs around each send of a producer, also of one-way sends, whose result is None.
 
-        The send raises the errors of this method. If it raises before `call`, the message is not sent. If it returns
-        None, a send that is not one-way raises ClientError.
+        The send raises the errors of this method. If the method raises before `call`, the message is not sent. If the
+        method returns None, a send that is not one-way raises ClientError.
         """
         return await call(context)
 
     async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
         """Runs around the handler of a push consumer, for each message.
 
-        If this method raises, the message has failed and is redelivered, as if the handler had raised. If it does not
-        await `call`, the message is consumed without the handler.
+        If this method raises, the message has failed and is redelivered, as if the handler had raised. If this method
+        does not await `call`, the message is consumed without the handler.
         """
         await call(context)
 
     async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
         """Runs around each `poll` of a LitePullConsumer and each `receive` of a SimpleConsumer.
 
-        The call raises the errors of this method. Messages that were received before the error are not consumed: the
-        next `poll` returns them, and a SimpleConsumer's broker redelivers them after their invisible duration. In a
-        `poll`, a further `call` after one that has returned messages raises ClientError.
+        The call raises the errors of this method. Messages received before the error are not consumed: the next `poll`
+        returns them again; for `receive`, the broker redelivers them after their invisible duration. In a `poll`,
+        `call` raises ClientError after an earlier `call` has returned messages.
         """
         return await call(context)
 
 
 def _chain(middleware: Sequence[Middleware], name: str, last: Any) -> Any:
-    """Returns the methods `name` that are overridden, each with the next one as its `call`. None if there are none."""
+    """Chains the overrides of method `name`: each gets the next one as its `call`. None if nothing overrides it."""
     call = last
     for one in reversed(middleware):
         if getattr(type(one), name) is not getattr(Middleware, name):
@@ -149,7 +149,7 @@ def around_sends(middleware: Sequence[Middleware]) -> SendCall | None:
 
 
 async def _checked_send(one: Middleware, call: SendCall, context: SendContext) -> SendResult | None:
-    """Runs a middleware. Raises ClientError if it forgets to return the result, which its caller needs."""
+    """Runs a middleware. Raises ClientError if the middleware does not return the result of its `call`."""
     result = await one.around_send(call, context)
     if result is None and not context.oneway:
         name = type(one).__name__
@@ -213,7 +213,7 @@ def around_handler(
             try:
                 variables.run(call_plainly, handler, context.message)
             except (StopIteration, SystemExit, KeyboardInterrupt) as e:
-                # A future cannot have the first one, and the others would end the event loop.
+                # A future cannot contain StopIteration, and the other two would end the event loop.
                 error = RuntimeError(f"the handler raised {e!r}")
             except BaseException as e:
                 error = e

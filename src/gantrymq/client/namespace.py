@@ -11,7 +11,7 @@ SEPARATOR = "%"
 
 
 def wrap_namespace(namespace: str, name: str) -> str:
-    """Adds the namespace to the name of a topic or group, unless it is empty or already part of the name."""
+    """Adds the namespace to a topic or group name, unless the namespace is empty or the name already has it."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare = _split(name)

@@ -35,8 +35,8 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 def option(default: T, doc: str, *, minimum: float | None = None, maximum: float | None = None) -> T:
     """Returns a field of an options class. `doc` explains it, with its unit.
 
-    A field with a bound accepts whole numbers, or any number if its default is a float. It accepts None if that is its
-    default.
+    A field with a bound accepts whole numbers; if the default is a float, any number; if the default is None, also
+    None.
     """
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
 
@@ -57,7 +57,7 @@ class Options:
         self._check()
 
     def _check(self) -> None:
-        """Raises a GantryError for invalid values that the bounds do not exclude. Overrides call their base's first."""
+        """Raises a GantryError for invalid values that the bounds do not exclude. An override calls its base first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class TransportOptions(Options):
 
     @property
     def rpc_hooks(self) -> Sequence[RpcHook]:
-        """`hooks`, and the one that signs with `credentials`."""
+        """`hooks`, followed by the hook that signs with `credentials`."""
         return rpc_hooks(self.credentials, self.hooks)
 
     def _check(self) -> None:
         if not isinstance(self.ssl_context, tls.SSLContext | None):
             raise ClientError(f"ssl_context={self.ssl_context!r}: must be an ssl.SSLContext or None")
         if not isinstance(self.credentials, Credentials | None):
-            # Does not quote the value, which may be a secret.
+            # The error does not quote the value, which may be a secret.
             raise ClientError("credentials: must be Credentials(access_key, secret_key) or None")
         if not isinstance(self.hooks, Sequence):
             raise ClientError(f"hooks={self.hooks!r}: must be a list, also for one hook")

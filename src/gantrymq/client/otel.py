@@ -7,8 +7,8 @@
 Spans:
 - A send is a PRODUCER span. The run of a handler is a CONSUMER span below it, also in another process.
 - The trace context travels in the properties of the message (`traceparent` with the default W3C propagator).
-- Each message of a batch has a span "create". The span of the send has links to them.
-- The span of a `poll` or `receive` has links to the spans of its messages. `context_of` returns their contexts.
+- Each message of a batch has a span "create". The span of the send has links to these spans.
+- The span of a `poll` or `receive` has links to the spans of its messages. `context_of` returns a message's context.
 
 Names follow OpenTelemetry's semantic conventions for messaging, 1.4x. Other names start with gantrymq.
 """
@@ -65,7 +65,7 @@ class Lagging(Protocol):
 
 
 class OpenTelemetryMiddleware(Middleware):
-    """Middleware that makes the spans and metrics. Without providers it uses the global ones."""
+    """Middleware that creates the spans and metrics. By default, it uses the global providers."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
@@ -145,7 +145,7 @@ class OpenTelemetryMiddleware(Middleware):
             },
         )
         began, metric = monotonic(), _of_metric("process", message.topic, context.group)
-        # The handler's own spans become children of this one.
+        # Makes the handler's own spans children of this span.
         token = otel_context.attach(trace.set_span_in_context(span, parent))
         self._in_flight.add(1, metric)
         error: BaseException | None = None

@@ -38,8 +38,9 @@ def decode_pulled(
 ) -> tuple[list[MessageExt], int | None]:
     """Decodes consecutive messages of `queue` in `buffer`, which must start at `first_offset` or later, in order.
 
-    A record of another queue or offset counts as unreadable. After a record with an invalid size, no further record
-    can be found. Returns the messages, and the queue offset of the first record that was not decoded or None.
+    A record of another queue or offset counts as unreadable. A record with an invalid size ends the decoding, because
+    the next record cannot be found. Returns the messages, and the queue offset of the first record that was not
+    decoded, or None.
     """
     messages: list[MessageExt] = []
     topic, broker_name, queue_id = queue
@@ -77,8 +78,8 @@ def decode_pulled(
 def decode_popped(buffer: bytes, broker_name: str, max_body_size: int) -> list[MessageExt]:
     """Decodes consecutive messages in `buffer`.
 
-    Unreadable messages are left out. As they are never acknowledged, the broker redelivers them, and finally moves them
-    to the dead-letter queue.
+    Unreadable messages are left out and never acknowledged. The broker therefore redelivers them, and finally moves
+    them to the dead-letter queue.
     """
     messages: list[MessageExt] = []
     pos, end = 0, len(buffer)
@@ -104,7 +105,7 @@ def _foreign(record: Record, queue: MessageQueue, expected: int) -> str:
 
 def _unreadable(buffer: bytes, pos: int, expected: int, error: RecordError) -> Unreadable:
     try:
-        # Without the topic, because it may be the unreadable part.
+        # The text omits the topic, which may be the unreadable part.
         record = decode_record(buffer, pos, check_crc=False)._replace(topic=b"")
     except RecordError:
         record = None

@@ -17,12 +17,12 @@ from gantrymq.client.routes import Routes
 from gantrymq.errors import GantryError, NoRouteInfo
 from gantrymq.system.clock import monotonic
 
-#: The shortest and the longest pause between two requests for the route of one topic, s.
+#: Shortest and longest pause between two requests for the route of one topic, s.
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-#: Between these limits, the pause is this share of the time since the first report without a change.
+#: Between these limits, the pause is this share of the time for which reports have arrived without a route change.
 PAUSE_SHARE = 0.1
-#: After a pause of this length without a report, the next one counts as the first, s.
+#: After this time without a report, the next report counts as the first, s.
 QUIET_S = 30.0
 
 
@@ -81,14 +81,14 @@ class RouteRenewal:
 
     def _changed(self, topic: str) -> None:
         if (stale := self._stale.get(topic)) is not None:
-            # Restart the count: if the new route is stale too, it is requested again after the shortest pause.
+            # Restart with the shortest pause, in case the new route is also stale.
             stale.since = stale.reported = monotonic()
         for waiter in self._waiters.pop(topic, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
     async def _renew(self) -> float:
-        """Requests the routes that are due. Returns the pause until the next ones are, in seconds."""
+        """Requests the routes that are due. Returns the pause until the next request is due, in seconds."""
         now = monotonic()
         for topic, stale in list(self._stale.items()):
             if not stale.is_due and now - stale.reported > QUIET_S:
@@ -104,7 +104,7 @@ class RouteRenewal:
         try:
             await self._routes.refresh(topic)
         except NoRouteInfo:
-            pass  # Its only broker is gone. The cached address stays in use until there is another one.
+            pass  # The topic's only broker is gone. The cached address stays in use until there is a new one.
         except GantryError as e:
             self._failure_log.report(f"can't renew the route of topic {topic}", e)
         if (stale := self._stale.get(topic)) is not None:

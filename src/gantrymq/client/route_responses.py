@@ -9,10 +9,10 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 
 
 class RouteResponse(NamedTuple):
-    """Response of a NameServer. `route` is None if it has no route of the topic.
+    """Response of a NameServer. `route` is None if the NameServer has no route of the topic.
 
     `awaited` has brokers of the topic that the route lacks: they registered before the NameServer's restart, but not
-    yet after it. It is empty after one registration period, and for Java's NameServer.
+    yet after it. `awaited` is empty after one registration period, and for Java's NameServer.
     """
 
     route: TopicRouteData | None
@@ -20,7 +20,7 @@ class RouteResponse(NamedTuple):
 
 
 def joined(answers: Sequence[RouteResponse], known: TopicRouteData | None) -> RouteResponse:
-    """Merges all responses. From `known`, an older route, it takes only brokers that are awaited."""
+    """Merges all responses. Of the older route `known`, only awaited brokers are used."""
     awaited = frozenset().union(*(answer.awaited for answer in answers))
     routes = [answer.route for answer in answers if answer.route is not None]
     names = {queues.broker_name for route in routes for queues in route.queue_datas}
@@ -32,7 +32,7 @@ def joined(answers: Sequence[RouteResponse], known: TopicRouteData | None) -> Ro
 
 
 def _only(route: TopicRouteData, names: frozenset[str]) -> TopicRouteData:
-    """Returns the part of a route that is on these brokers."""
+    """Returns a route with only these brokers."""
     mappings = route.topic_queue_mapping_by_broker
     return TopicRouteData(
         [queues for queues in route.queue_datas if queues.broker_name in names],

@@ -39,7 +39,8 @@ log = peer_log(__name__)
 #: Interval of refreshes (pollNameServerInterval), s.
 REFRESH_INTERVAL_S = 30.0
 #: A topic that is created automatically appears on one broker after the other, with the first message to each. Until
-#: its route has all brokers that create topics, it is requested at these intervals: while it is young, and later, s.
+#: the route has all brokers that create topics, it is requested every YOUNG_INTERVAL_S while it is young, and every
+#: NARROW_INTERVAL_S later, s.
 YOUNG_INTERVAL_S = 1.0
 NARROW_INTERVAL_S = 5.0
 #: A route is young for this time after its first request or last change, s.
@@ -54,8 +55,8 @@ MAX_FORMER = 100
 def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     """Returns the queues that accept messages, sorted by broker: those of writable brokers with a master.
 
-    An order topic has the queues of its configuration, "BROKER:QUEUES;...", even if brokers are down. So a key maps to
-    the same queue until the configuration changes. Raises ClientError for an invalid configuration.
+    An order topic has the queues of its configuration, "BROKER:QUEUES;...", even if brokers are down. A key therefore
+    maps to the same queue until the configuration changes. Raises ClientError for an invalid configuration.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -97,7 +98,7 @@ def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """Returns the readable queues, sorted. Slaves serve them too."""
+    """Returns the readable queues, sorted. A queue whose broker has only slaves is readable, too."""
     return sorted(
         MessageQueue(topic, queues.broker_name, queue_id)
         for queues in route.queue_datas
@@ -117,12 +118,12 @@ def _check_queues(topic: str, route: TopicRouteData) -> None:
 class Routes:
     """Cache of a client's routes. `get` requests a topic's route once; `refresh_all` requests all routes again.
 
-    One NameServer (HOST:PORT) is used until it fails, then the next one. The first one is random. With `discover`, the
-    NameServers are the result of that function, called before the first request and by `rediscover`. `on_new` is called
-    for a new route that may change soon, see `look_again`.
+    The client uses one NameServer (HOST:PORT), at first a random one, until it fails, and then the next one. `discover`
+    returns the NameServers; it is called before the first request and by `rediscover`. `on_new` is called for a new
+    route that may change soon, see `look_again`.
 
-    After a restart, a NameServer's route can lack brokers that have not registered again. Then the other NameServers
-    are requested too. The awaited brokers keep their entries in the cached route.
+    After a restart, a NameServer's route can lack brokers that have not registered again. The client then queries the
+    other NameServers, too. The awaited brokers keep their entries in the cached route.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Routes:
         self._looked: dict[str, float] = {}
         #: Brokers that create topics automatically, and the time of the request.
         self._makers: tuple[float, set[str]] = (-inf, set())
-        #: Explanation for the last missing route, and the time of the request.
+        #: Explanation of the last missing route, and the time of the request for it.
         self._found_instead: tuple[float, str | None] = (-inf, None)
         self._watchers: list[Callable[[str], None]] = []
 
@@ -193,7 +194,7 @@ class Routes:
         return self._routes.get(topic) or await self._find_once(topic, queue_nums)
 
     async def refresh(self, topic: str) -> TopicRouteData:
-        """Requests the topic's route, cached or not. Raises the errors of `get` and keeps the cached route then."""
+        """Requests the topic's route, cached or not. On an error of `get`, raises it and keeps the cached route."""
         try:
             return self._keep(topic, *await self._ask(topic))
         except RouteNotReady:
@@ -211,7 +212,7 @@ class Routes:
         return self._awaited.get(topic, frozenset())
 
     async def refresh_all(self) -> None:
-        """Requests all cached routes again. Failures are logged and the old routes stay."""
+        """Requests all cached routes again. Logs failures and keeps the old routes."""
         for topic in self.topics:
             try:
                 await self.refresh(topic)
@@ -219,9 +220,9 @@ class Routes:
                 self._failure_log.report(f"can't refresh the route of topic {topic}", e)
 
     async def look_again(self) -> float:
-        """Requests the routes that lack awaited brokers or brokers that create topics.
+        """Requests each route that lacks awaited brokers or brokers that create topics.
 
-        Returns the pause before the next call, in seconds; inf if no route lacks any.
+        Returns the pause before the next call, in seconds; inf if no route lacks such brokers.
         """
         awaited_pause_s = YOUNG_INTERVAL_S if await self._refresh_awaited() else inf
         topics = [topic for topic in self._routes if topic not in self._expected and topic != AUTO_CREATE_TOPIC]
@@ -249,7 +250,7 @@ class Routes:
         return pause_s
 
     async def _refresh_awaited(self) -> bool:
-        """Refreshes the routes that lack awaited brokers. Returns whether some still do."""
+        """Refreshes the routes that lack awaited brokers. Returns whether some routes still lack any."""
         for topic in list(self._awaited):
             try:
                 await self.refresh(topic)
@@ -318,7 +319,7 @@ class Routes:
         ]
 
     async def _find_once(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
-        """Like `_find`, but concurrent calls for a topic share one request."""
+        """Works like `_find`, but concurrent calls for a topic share one request."""
         key = topic, default_queue_nums
         task = self._finding.get(key)
         if task is None:
@@ -336,7 +337,7 @@ class Routes:
         try:
             return self._keep(topic, *await self._ask(topic))
         except RouteNotReady:
-            # The topic exists, so it must not be created on the registered brokers.
+            # The topic exists, so the registered brokers must not create it.
             raise
         except NoRouteInfo:
             if default_queue_nums is None:
@@ -379,7 +380,7 @@ class Routes:
     async def _ask(self, topic: str) -> tuple[TopicRouteData, frozenset[str]]:
         """Returns the first complete route.
 
-        If none is complete, merges all responses and returns the missing brokers too.
+        If no route is complete, merges all responses and also returns the missing brokers.
 
         Raises NoRouteInfo, RouteNotReady, or the error of the last NameServer if none responds.
         """

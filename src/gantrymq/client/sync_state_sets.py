@@ -11,7 +11,7 @@ from gantrymq.protocol.bodies.controller import ReplicasInfo
 
 
 class SyncStateSetSeen(NamedTuple):
-    """In-sync set of one broker set. `info` is None if the controllers have none, or on an `error` of all of them."""
+    """In-sync set of one broker set. `info` is None if the controllers have no such set, or after an `error` of all."""
 
     controllers: list[str]
     leader: str | None = None
@@ -20,7 +20,7 @@ class SyncStateSetSeen(NamedTuple):
 
 
 async def sync_state_set(admin: AdminClient, broker_name: str, config: Mapping[str, str]) -> SyncStateSetSeen | None:
-    """Requests the in-sync set from a broker's controllers, until one responds. None without controllers."""
+    """Requests the in-sync set from a broker's controllers, until one responds. Returns None without controllers."""
     controllers = [address.strip() for address in config.get("controllerAddr", "").split(";") if address.strip()]
     if config.get("enableControllerMode") != "true" or not controllers:
         return None

@@ -36,7 +36,7 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
     #: Messages per second in the last ten seconds.
     in_tps: float | None = None
     out_tps: float | None = None
-    #: End of the commit log, and the number of bytes by which a slave lags behind its master.
+    #: End of the commit log, and the bytes by which a slave lags behind its master.
     log_end: int | None = None
     lag_bytes: int | None = None
     #: Age of the oldest message that a slave lacks, s. None if the master does not report it.
@@ -126,7 +126,7 @@ class Topology:
         try:
             return await self._admin.ha_status(broker.address)
         except BrokerError:
-            # The broker does not support it, or denies it to this user.
+            # The broker does not support the request, or rejects it for this user.
             return None
 
     async def _count(self, broker: BrokerState, is_replicated: bool) -> _Counted:
@@ -149,7 +149,7 @@ def _with_lag(state: BrokerState, master: BrokerState | None, status: HaStatus |
         return state
     behind = {slave.broker_id: slave.behind_millis for slave in status.connections}
     millis = behind.get(state.broker_id, -1)
-    # Not negative, although the two were requested one after the other.
+    # At least 0: the two offsets were requested one after the other.
     lag_bytes = max(master.log_end - state.log_end, 0)
     return msgspec.structs.replace(state, lag_bytes=lag_bytes, lag_seconds=millis / 1000 if millis >= 0 else None)
 
@@ -165,7 +165,8 @@ def _with_set(state: BrokerState, seen: SyncStateSetSeen | None) -> BrokerState:
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:
-    # Every broker has topics for its own name, for its cluster and for the cluster's replies (TopicConfigManager).
+    # Every broker has topics with its own name, with its cluster's name and for the cluster's replies
+    # (TopicConfigManager).
     of_broker = (broker.broker_name, broker.cluster, f"{broker.cluster}_REPLY_TOPIC")
     return is_system_topic(topic.topic_name) or topic.topic_name in of_broker
 

@@ -1,4 +1,4 @@
-"""Message traces: producers and consumers write what happens to messages to a separate topic.
+"""Message traces: producers and consumers record sends and consumptions in a separate topic.
 
     dispatcher = TraceDispatcher(producer.send)
     dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
@@ -28,15 +28,15 @@ log = peer_log(__name__)
 
 #: Region of brokers without one (`MixAll.DEFAULT_TRACE_REGION_ID`).
 DEFAULT_REGION = "DefaultRegion"
-#: Largest number of pending contexts. Further ones are dropped, because traces must not block messages.
+#: Largest number of pending contexts. Further contexts are dropped, because traces must not block messages.
 MAX_WAITING = 2048
-#: Contexts of one send (traceMsgBatchNum) ...
+#: Largest number of contexts in one send (traceMsgBatchNum).
 BATCH = 10
-#: ... or fewer after this time, s.
+#: After this time, fewer contexts are sent, s.
 FLUSH_INTERVAL_S = 5.0
 #: Longest time that a closing client waits for its traces, s.
 CLOSE_TIMEOUT_S = 3.0
-#: Limits of a trace message for its text and for its keys, which are a property, in characters.
+#: Largest text of a trace message, and largest property with its keys, in characters.
 MAX_TEXT = 128_000
 MAX_KEYS = 10_000
 #: Prefix of the producer group that sends a consumer's traces (`TraceConstants`).
@@ -124,7 +124,7 @@ def _line(context: TraceContext, bean: TraceBean) -> str:
 
 
 def _keys(bean: TraceBean) -> set[str]:
-    """Returns id and keys of a message. Longer keys are left out, because they may exceed the limit for properties."""
+    """Returns id and keys of a message. Leaves out keys that are too long for a property."""
     keys = set(split_keys(bean.keys)) if len(bean.keys) <= MAX_KEYS else set()
     return (keys | {bean.msg_id}) - {""}
 
@@ -180,7 +180,7 @@ _FIELDS: dict[TraceType, Callable[[TraceContext, TraceBean], tuple[object, ...]]
 class TraceDispatcher:
     """Sends contexts to the trace topic, several in one message. Failed sends are logged and not repeated.
 
-    `send` is that of a producer, which must not trace its own messages to `topic`.
+    `send` is a producer's method. That producer must not trace the messages that it sends to `topic`.
     """
 
     def __init__(self, send: Callable[[Message], Awaitable[object]], topic: str = TRACE_TOPIC) -> None:
@@ -189,12 +189,12 @@ class TraceDispatcher:
         self._waiting: deque[TraceContext] = deque()
         self._dropped = 0
         self._under_way = 0
-        #: Held during a send, by the job or by `close`.
+        #: Locked during a send, by the job or by `close`.
         self._sending = asyncio.Lock()
         self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=FLUSH_INTERVAL_S)
 
     def append(self, context: TraceContext) -> bool:
-        """Adds a context, in the event loop. Returns False, and drops the context, if too many are pending."""
+        """Adds a context, in the event loop. If too many are pending, drops the context and returns False."""
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:

@@ -22,7 +22,7 @@ from gantrymq.system.clock import now_ms
 class SendTraces(Middleware):
     """Passes each stored message to `dispatcher`. Failed messages have no trace, as in Java.
 
-    The result of a one-way send is unknown; it counts as stored. Java does not trace these.
+    A one-way send counts as stored, although its result is unknown. Java does not trace one-way sends.
     """
 
     def __init__(self, dispatcher: TraceDispatcher) -> None:
@@ -40,10 +40,10 @@ class SendTraces(Middleware):
         if result is not None:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
         if len(offset_ids) != len(ids):
-            # A queue that stores a batch as one record (BatchCQ) has one id for all messages.
+            # If a queue stores a batch as one record (BatchCQ), all messages have the same id.
             offset_ids = [result.offset_msg_id if result is not None else ""] * len(ids)
-        # One line for each message of a batch. Java's producer writes one line for all. Its reader then finds no
-        # message, because it compares a single id with all ids of the line.
+        # One line for each message of a batch. Java's producer writes one line for all messages. Java's reader then
+        # finds none of them, because it compares a single id with the whole list.
         beans = [
             TraceBean(
                 topic=message.topic,

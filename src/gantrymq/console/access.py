@@ -1,6 +1,6 @@
 """Access control of the console: identifies the user of a request, and requires a login.
 
-`Gate` checks each request before it reaches a route, so it also protects pages that are added later.
+`Gate` checks each request before its route runs, so it also protects pages that are added later.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 #: Interval between two checks of the users of sessions, s.
 CHECK_S = 5.0
-#: Largest number of pending logins. Passwords are checked one after the other, 0.1 s each.
+#: Largest number of pending logins. The console checks passwords one after the other, 0.1 s each.
 MAX_LOGINS = 64
-#: After MAX_FAILURES within WITHIN_S, an address cannot log in until the oldest failure is older than that. If a user
-#: name has as many failures, from any addresses, a login with it only takes DELAY_S longer. Otherwise an attacker could
-#: lock out other users.
+#: After MAX_FAILURES within WITHIN_S, an address cannot log in until the oldest failure is older than WITHIN_S. After
+#: as many failures of a user name, from any addresses, a login with this name takes DELAY_S longer. A refusal would let
+#: an attacker lock out other users.
 MAX_FAILURES = 5
 WITHIN_S = 60.0
 DELAY_S = 2.0
-#: Largest number of addresses and names whose failures are remembered. The oldest ones are dropped.
+#: Largest number of addresses and names whose failures are counted. The oldest entries are dropped.
 MAX_KNOWN = 10_000
 _VISITOR = "gantrymq.visitor"
 #: Paths that need no login.
@@ -55,7 +55,7 @@ class LoginAttempts:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_s(self, key: str, now: float) -> float:
-        """Returns the seconds until the key has fewer than MAX_FAILURES; 0 if it already has."""
+        """Returns the seconds until the key has fewer than MAX_FAILURES failures; 0 if it has fewer."""
         recent = self._recent(key, now)
         return recent[0] + WITHIN_S - now if len(recent) >= MAX_FAILURES else 0.0
 
@@ -80,7 +80,7 @@ class LoginAttempts:
 
 @dataclass(slots=True)
 class Visitor:
-    """The user of a request with its rights. `user` is empty if the console has no login."""
+    """The user of a request, with the user's rights. `user` is empty if the console has no login."""
 
     session_id: str
     user: str
@@ -90,7 +90,7 @@ class Visitor:
 
 
 class TooManyAttempts(GantryError):
-    """Raised for too many failed logins, or too many pending ones."""
+    """Raised for too many failed or pending logins."""
 
 
 class Access:
@@ -144,7 +144,7 @@ class Access:
         await self.close_ended()
 
     def is_open(self, visitor: Visitor) -> bool:
-        """Returns True if the visitor's session is open. Always true if the console has no login."""
+        """Returns True if the visitor's session is open, or if the console has no login."""
         return not self.requires_login or self.sessions.is_open(visitor.session_id, monotonic())
 
     def visitor(self, connection: HTTPConnection) -> Visitor | None:
@@ -158,7 +158,7 @@ class Access:
         return None if self.requires_login else Visitor(session_id, "", self.own_view, csrf, may_change)
 
     def csrf_of(self, connection: HTTPConnection) -> str:
-        """Returns the token for forms. Visitors without a login have one, too."""
+        """Returns the token for forms, also for visitors without a login."""
         return self.sessions.csrf_token(connection.scope[_VISITOR])
 
     def is_own_form(self, request: Request, token: str) -> bool:
@@ -183,7 +183,7 @@ class Access:
         if self._logins >= MAX_LOGINS:
             raise TooManyAttempts("too many logins at once: try again in a few seconds")
         is_delayed = self._attempts.wait_s(user, now) > 0
-        # Count a failure in advance, so that concurrent logins are limited, too.
+        # Count a failure in advance, to limit concurrent logins, too.
         self._attempts.failed(address, now)
         self._attempts.failed(user, now)
         self._logins += 1
@@ -223,7 +223,7 @@ class Access:
 
 
 class Gate:
-    """Middleware that requires a login. It forwards a request only if its session is open or its path needs none."""
+    """Middleware that forwards a request only if its session is open or its path needs no login."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

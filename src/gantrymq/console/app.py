@@ -248,7 +248,7 @@ class Console:
         finally:
             visitor.view.forget()
             if isinstance(change, LongChange):
-                # No await before this: the operation may end at once, and its line must follow this one.
+                # No await before this call: the operation may end at once, and its line must follow this line.
                 self._record(write, outcome)
             else:
                 await asyncio.to_thread(self._record, write, outcome)
@@ -257,7 +257,7 @@ class Console:
     def _begin(
         self, view: ClusterView, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]
     ) -> str:
-        """Starts an operation. Its outcome is recorded when it ends."""
+        """Starts an operation, whose outcome is recorded when the operation ends."""
 
         def ended(outcome: str) -> None:
             view.forget()
@@ -269,14 +269,14 @@ class Console:
         return f"operation {operation.id} is running"
 
     def _record(self, write: Callable[[str], None], outcome: str) -> None:
-        """Records a completed change in the audit log. If that fails, records it in the log of the process."""
+        """Records a completed change in the audit log or, after an error, in the log of the process."""
         try:
             write(outcome)
         except GantryError as e:
             log.error("%s; the outcome was: %s", e, outcome)
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """Returns the fields that are not empty. A field with several values has one line for each."""
+        """Returns the fields that are not empty. A field with several values has one line for each value."""
         filled: dict[str, str] = {}
         async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
             for name, value in form.multi_items():
@@ -310,7 +310,8 @@ class Console:
                     problem, status = "wrong name or password", 403
                     outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
-                    # Not recorded, so that attempts cannot fill the disk. The earlier failures are recorded.
+                    # This attempt is not recorded, so that attempts cannot fill the disk. The earlier failures are
+                    # recorded.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502
@@ -341,8 +342,8 @@ class Console:
                 async with self._download(request) as view:
                     async with view.bodies:
                         message = await find(view, arguments)
-                    # Decompress once before the response starts, because a started response cannot report an error.
-                    # The body is never in memory as a whole.
+                    # Decompress once before the response starts, because a started response cannot report an error. The
+                    # whole body is never in memory.
                     size = await asyncio.to_thread(lambda: sum(len(piece) for piece in pieces_of(message, _PIECE)))
                     headers = _attachment("body.bin") | {"Content-Length": str(size)}
                     response = StreamingResponse(
@@ -358,7 +359,7 @@ class Console:
 
     @asynccontextmanager
     async def _download(self, request: Request) -> AsyncIterator[ClusterView]:
-        """Counts one download of a visitor while it runs. Raises TooManyDownloads."""
+        """Counts one download of a visitor while the block runs. Raises TooManyDownloads."""
         visitor = self._visitor(request)
         async with self._downloads.one_of(visitor.user or _address(request)):
             yield visitor.view

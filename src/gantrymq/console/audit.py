@@ -1,4 +1,4 @@
-"""The audit log. It records every change before and after it is made, and every login."""
+"""The audit log, which records every login, and every change before it starts and after it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Audit:
         self._path = path
 
     def write(self, user: str, address: str, change: str, arguments: Mapping[str, object], outcome: str) -> None:
-        """Writes a line and returns when it is on disk. Raises GantryError if it cannot be written."""
+        """Writes a line and returns when the line is on disk. Raises GantryError if the write fails."""
         # ASCII only, so that a name cannot change how a terminal shows the line.
         line = json.dumps(
             {
@@ -42,7 +42,7 @@ class Audit:
             make_private_file(self._path)
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
             try:
-                # Other consoles can write to the same file, so lock it.
+                # Lock the file, because other consoles can write to it.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 _append(descriptor, line.encode() + b"\n")
             finally:

@@ -1,7 +1,7 @@
 """Previews of message bodies: their first KiB as text, JSON or hex. The whole body is available as a download.
 
 Only the beginning of a compressed body is decompressed. A preview therefore takes a few milliseconds and at most 4 MiB.
-JSON with up to MAX_DEPTH levels is indented. Deeper JSON is not, because indentation would make it many times larger.
+JSON with up to MAX_DEPTH levels is indented. Indentation would make deeper JSON many times larger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gantrymq.protocol.message import MessageExt
 PREVIEW_BYTES = 1024
 MAX_START = 160
 MAX_DEPTH = 32
-#: Largest size of the part of a body in which `contains` searches, bytes.
+#: `contains` searches this many bytes at the beginning of a body.
 SEARCHED_BYTES = 1024 * 1024
 _HEX_ROW = 16
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
@@ -77,7 +77,7 @@ def contains(message: MessageExt, text: str) -> bool:
 
 
 def pieces_of(message: MessageExt, piece_size: int) -> Iterator[bytes]:
-    """Yields a message's body in pieces. Raises ProtocolError if it is damaged, possibly after some pieces."""
+    """Yields a message's body in pieces. Raises ProtocolError for a damaged body, possibly after some pieces."""
     if message.is_undecodable:
         yield message.body
     yield from decompress_pieces(message.stored_body, message.compression_flags, piece_size)
@@ -96,7 +96,7 @@ def start_of(message: MessageExt) -> str:
 
 
 def text_of(data: bytes, *, is_cut: bool = False) -> tuple[str, str]:
-    """Returns the kind of a body and its text. `is_cut` must be true if `data` is only the beginning."""
+    """Returns the kind and the text of a body. `is_cut` must be true if `data` is only the beginning of the body."""
     try:
         text = data.decode()
     except UnicodeDecodeError as e:

@@ -1,4 +1,4 @@
-"""A cache for a value whose query takes long. It repeats the query only when a caller needs the value and it is old.
+"""A cache for a value whose query takes long. A call repeats the query only if the cached value is old.
 
 If the query takes longer than a page can wait, the caller gets the older value, or None. Pages therefore load in time
 even for a large cluster. Data that no page shows is not queried.
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: Longest wait of a page for a first value, s. Pages must load within a second.
 WAIT_S = 0.4
-#: Longest wait of a page if there is an older value, s.
+#: Longest wait of a page if an older value is cached, s.
 STALE_WAIT_S = 0.1
 #: Pause between two queries, as a multiple of the last query's duration. It limits the load on brokers.
 _REST = 8
@@ -33,7 +33,7 @@ _FORGOTTEN = float("-inf")
 class CachedValue(Generic[T]):
     """The cached result of `gather`.
 
-    It is queried again if it is older than `fresh_s`, and older than _REST times the duration of its query.
+    The value is queried again if it is older than `fresh_s`, and older than _REST times the duration of its query.
     """
 
     def __init__(self, gather: Callable[[], Awaitable[T]], fresh_s: float) -> None:
@@ -48,10 +48,10 @@ class CachedValue(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def get(self, wait_s: float = WAIT_S, stale_wait_s: float = STALE_WAIT_S) -> T | None:
-        """Returns the newest value that is available within `wait_s`; None if there is none.
+        """Returns the newest value within `wait_s`; None if there is no value yet.
 
-        If there is an older value, the wait is `stale_wait_s`. It is also `stale_wait_s` if `gather` has already run
-        for `wait_s`. Raises the GantryError of the first query.
+        The wait is only `stale_wait_s` if an older value is cached, or if `gather` has already run for `wait_s`. Raises
+        the GantryError of the first query.
         """
         now = monotonic()
         until = now + min(wait_s, stale_wait_s)
@@ -74,7 +74,7 @@ class CachedValue(Generic[T]):
         return self._value
 
     def forget(self) -> None:
-        """Invalidates the value. The next caller gets a new one if it arrives in time."""
+        """Invalidates the value. The next caller gets a new value if the query ends in time."""
         self._at = _FORGOTTEN
         self._forgotten += 1
 
@@ -98,14 +98,14 @@ class CachedValue(Generic[T]):
 
 
 def _log_defect(task: asyncio.Task[Any]) -> None:
-    """Logs an error that is not a GantryError, because possibly no caller waits for the query any more."""
+    """Logs an error that is not a GantryError, in case no caller waits for the query any more."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, GantryError):
         log.error("the query of a cached value failed", exc_info=error)
 
 
 class CachedValues(Generic[T]):
-    """The cached results of `gather` by key, such as the figures of topics. Keeps the `max_keys` last used ones."""
+    """The cached results of `gather` by key, such as a topic's figures. Keeps the `max_keys` last used results."""
 
     def __init__(self, gather: Callable[[str], Awaitable[T]], fresh_s: float, max_keys: int) -> None:
         self._gather = gather
@@ -144,6 +144,6 @@ class CachedValues(Generic[T]):
 
     def _of(self, key: str) -> CachedValue[T]:
         cached = self._values.pop(key, None) or CachedValue(partial(self._gather, key), self._fresh_s)
-        # The last used one becomes the last of the dictionary.
+        # Moves the last used value to the end of the dictionary.
         self._values[key] = cached
         return cached

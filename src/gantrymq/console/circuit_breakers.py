@@ -1,7 +1,7 @@
 """Circuit breakers: requests to a server that does not respond fail at once, so that pages do not wait for it.
 
-    closed  Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens.
-    open    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
+    closed Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens. open
+    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
             circuit closes.
 
 A refused connection takes no time and does not open the circuit.
@@ -16,14 +16,15 @@ from gantrymq.system import threads
 
 SLOW_S = 0.5
 PROBE_EVERY_S = 5.0
-#: Largest number of open circuits. NameServers accept forged registrations, so there can be many.
+#: Largest number of open circuits. Forged registrations at NameServers could open any number.
 MAX_OPEN = 10_000
 
 
 @dataclass(slots=True)
 class _Open:
     problem: str
-    #: Time of the next probe, s. A caller that starts a probe postpones it, and reports the outcome before that time.
+    #: Time of the next probe, s. A caller that starts a probe sets the next time, and reports the outcome before that
+    #: time.
     probe_at: float
 
 

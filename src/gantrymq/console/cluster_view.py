@@ -1,7 +1,7 @@
 """The cluster as one logged-in user sees it: the user's keys sign every request.
 
-The view caches data of the whole cluster for some seconds: servers, topics, progress of groups. Several pages need it.
-All views share a thread that decodes tables of thousands of topics and groups. These tables would block the event loop.
+For several pages, the view caches data of the whole cluster for some seconds: servers, topics, progress of groups. All
+views share a thread that decodes tables of thousands of topics and groups, which would block the event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TABLES_WITHIN_S = 30.0
 #: Largest number of brokers whose tables are read at once. Each table takes some megabytes of memory.
 GATHERED_AT_ONCE = 3
 _STEP = 100
-#: Counter of a broker with the size of the messages that were sent to a topic.
+#: Counter of a broker: total size of the messages that were sent to a topic.
 _PUT_SIZE = "TOPIC_PUT_SIZE"
 #: Largest valid size of a topic, bytes.
 _MAX_BYTES = 2.0**63
@@ -52,7 +52,7 @@ _SERVERS_WAITS = 3
 RETENTION_FRESH_S = 60.0
 #: Largest number of topics whose figures are cached.
 MAX_FIGURES = 1000
-#: Largest number of groups whose dead-letter messages are counted. Pages show the number of further groups.
+#: Largest number of groups whose dead-letter messages are counted. Pages show how many groups are left out.
 MAX_COUNTED = 1000
 #: Topic attribute with the message type (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
 MESSAGE_TYPE = "message.type"
@@ -96,8 +96,8 @@ class Topics:
 class TopicFigures:
     """Figures of one topic on all brokers. `newest_ms` is the time of the last write, 0 if there was none.
 
-    `bytes` is an estimate: messages times the mean size of those that were sent in the last day. None if a broker with
-    messages does not report a mean size. The figures do not include the brokers in `unasked`, which failed.
+    `bytes` is an estimate: all messages times the mean size of the last day's messages. None if a broker with messages
+    does not report a mean size. The figures do not include the brokers in `unasked`, which failed.
     """
 
     messages: int
@@ -111,7 +111,7 @@ class TopicFigures:
 class TopicProgress:
     """Progress of one group in one topic on all brokers.
 
-    `oldest_ms` is the smallest store time of a last consumed message, among the queues with lag; 0 if unknown.
+    `oldest_ms` is the earliest store time among the last consumed messages of the queues with lag; 0 if unknown.
     """
 
     lag: int = 0
@@ -200,8 +200,8 @@ class ClusterView:
         """Sends a request to one replica of each broker with the topic. A failed broker does not affect the others.
 
         If all fail, raises the error of the only broker, or a ClientError with the reasons of all. Also raises
-        NoRouteInfo, or BrokerUnavailable if there is no broker. Only the requests have timeouts, which start after the
-        wait for the limits.
+        NoRouteInfo, or BrokerUnavailable if there is no broker. Only the requests have timeouts. A timeout starts after
+        the wait for the request limits.
         """
         addresses = await self.admin.holders(topic)
         if len(addresses) == 1:
@@ -260,7 +260,7 @@ class ClusterView:
     async def _find_silent_servers(self) -> None:
         """Opens the circuits of servers that do not respond to a short request.
 
-        Otherwise the requests for tables would wait for them, with a much longer timeout.
+        Otherwise the requests for tables, with a much longer timeout, would wait for these servers.
         """
         with suppress(GantryError):
             wait_s = _SERVERS_WAITS * self.settings.timeout_ms / 1000
@@ -297,7 +297,7 @@ class ClusterView:
         if topics is None:
             return DeadLetterStats({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
         found = sorted(name for name in topics.seen if name.startswith(DLQ_TOPIC_PREFIX))
-        # A request that fails ends within the timeout of one request.
+        # A failing request ends within the timeout of one request.
         answers = await self.each(found[:MAX_COUNTED], self.topic_stats, 2 * self.settings.timeout_ms / 1000)
         unasked = [
             *topics.unasked,
@@ -331,7 +331,7 @@ class ClusterView:
         )
 
     async def _gather_retention(self) -> dict[str, int]:
-        # Not from `servers`: their metrics can take longer than a page waits, and an empty result would be cached.
+        # Not from `servers`, because metrics can take longer than a page waits, and an empty result would be cached.
         masters = Servers(await self.admin.cluster_info(), {}, []).masters
         configs = await self.each(masters, lambda broker: self.admin.broker_config(masters[broker]))
         texts = {broker: config.get("fileReservedTime", "") for broker, config in configs.results.items()}

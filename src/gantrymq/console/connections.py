@@ -7,11 +7,11 @@ A connection is in one of four states. The right column is the timeout after whi
     idle        all its requests have responses                 uvicorn's keep-alive time, 5 s
     working     the console creates its response                no limit
 
-If there are too many connections of one address or of all addresses, the console closes the first one in this order.
-Within a state, it closes the connection that has been in it for the longest time.
+If one address or all addresses have too many connections, the console closes the first connection in this order. Within
+a state, it closes the connection that entered the state first.
 
 New incomplete and idle connections are fresh for FRESH_S. The console closes them after all others that are not
-working. Otherwise each connection of a flood would close the one before it. That could be a browser's connection whose
+working. Otherwise each connection of a flood would close the previous connection, which can be a browser's whose
 request has not arrived yet.
 
 The caller passes the time, s. The classes do no I/O.
@@ -25,14 +25,14 @@ from enum import IntEnum
 
 MAX_CONNECTIONS = 500
 MAX_PER_ADDRESS = 100
-#: Timeouts, s: of a TLS handshake and the head of a request, and of a request with its body.
+#: Timeouts, s: for a TLS handshake and the head of a request, and for a request with its body.
 HEAD_WITHIN_S = 10.0
 REQUEST_WITHIN_S = 30.0
 #: Timeout in which a client must read 48 KiB, or the rest of a response, s.
 UNREAD_WITHIN_S = 10.0
 #: Time after the connection or the last response in which a browser usually sends a request, s.
 FRESH_S = 1.0
-#: Largest size of the unread responses of all connections, bytes. Above it, the largest one is closed.
+#: Largest size of the unread responses of all connections, bytes. Above it, the connection with most is closed.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
 #: Prefix length of an IPv6 network, bits. Its addresses count as one source.
 _IPV6_PREFIX = 64
@@ -77,7 +77,7 @@ class Peer:
             self._incomplete_since = now
 
     def complete(self, now: float, *, is_working: bool) -> None:
-        """Records that no request is incomplete. If `is_working`, one has no response yet."""
+        """Records that no request is incomplete. If `is_working`, a request has no response yet."""
         self._incomplete_since = None
         self.is_working = is_working
         self.progress_at = now
@@ -128,7 +128,7 @@ class Connections:
         return self._count
 
     def is_full(self, source: str) -> bool:
-        """Returns True if the source has its maximum. A further connection closes another one of the source."""
+        """Returns True if the source has its maximum. Its next connection then closes another of its connections."""
         return len(self._by_source.get(source, ())) >= MAX_PER_ADDRESS
 
     def add(self, peer: Peer) -> None:
@@ -154,7 +154,7 @@ class Connections:
             del self._by_source[peer.source]
 
     def check(self, now: float, unread_bytes: Callable[[Peer], int]) -> None:
-        """Closes overdue connections, and those with the most unread bytes above the limit. Called every second."""
+        """Closes overdue connections and, above the limit, those with most unread bytes. Called every second."""
         sizes: dict[Peer, int] = {}
         for peer in [one for peers in self._by_source.values() for one in peers]:
             if size := unread_bytes(peer):

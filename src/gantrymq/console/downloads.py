@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 from gantrymq.errors import GantryError
 
-#: Limits of concurrent downloads: of all visitors, and of one. Each has a message of 4 MiB or an export page in memory.
+#: Limits of concurrent downloads: of all visitors, and of one. Each download has a message of 4 MiB or an export page
+#: in memory.
 MAX_AT_ONCE = 8
 MAX_OF_ONE = 2
 #: Longest wait for other downloads, s, and limit of the waiting downloads of one visitor.
@@ -27,7 +28,7 @@ class Downloads:
     def __init__(self) -> None:
         self._at_once: dict[str, int] = {}
         self._waiting: Counter[str] = Counter()
-        #: Set when a download ends. A new event then replaces it.
+        #: Set, and replaced by a new event, when a download ends.
         self._ended = asyncio.Event()
 
     @asynccontextmanager
@@ -45,7 +46,7 @@ class Downloads:
             self._ended = asyncio.Event()
 
     async def _wait(self, visitor: str) -> None:
-        """Waits until a further download may start. Raises TooManyDownloads."""
+        """Waits until another download may start. Raises TooManyDownloads."""
         too_many = TooManyDownloads(
             f"{MAX_OF_ONE} downloads of one visitor, and {MAX_AT_ONCE} in all, run at once: try again later"
         )

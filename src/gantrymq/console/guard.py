@@ -1,7 +1,7 @@
 """Security checks of every request: response headers, host names and size limits.
 
-The headers forbid scripts other than the console's, in case a text gets into a page as markup. Without a login, the
-console accepts only the host names of its own machine. Otherwise another site could point its name to the console (DNS
+The headers forbid scripts other than the console's, in case a page contains a text as markup. Without a login, the
+console accepts only the host names of its own machine, because another site could point its name to the console (DNS
 rebinding).
 """
 

@@ -60,7 +60,7 @@ class Points(msgspec.Struct):
 
 
 class Rebalance(msgspec.Struct):
-    """Members that joined and left a group, detected at `at_ms`. `members` is the number of members after it."""
+    """Members that joined and left a group, detected at `at_ms`. `members` is the new number of members."""
 
     at_ms: int
     came: list[str]
@@ -77,7 +77,7 @@ class History:
         self._db: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}
         self._is_closed = False
-        #: Only one thread at a time uses the database. The thread continues even if its caller was cancelled.
+        #: Only one thread at a time uses the database, even if the caller of an earlier thread was cancelled.
         self._lock = threading.Lock()
 
     async def add(self, at_s: float, values: Mapping[str, float]) -> None:
@@ -123,7 +123,7 @@ class History:
             return self._work(work)
 
     def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `work` in a transaction. Opens the database before the first one."""
+        """Runs `work` in a transaction. Opens the database before the first transaction."""
         try:
             if self._db is None:
                 if self._path != _IN_MEMORY:
@@ -136,7 +136,7 @@ class History:
             with self._db:
                 return work(self._db)
         except (sqlite3.Error, OSError) as e:
-            # Names that were added in a failed transaction have no ids.
+            # After a failed transaction, the names that it added have no ids.
             self._ids = {}
             raise GantryError(f"the history {self._path}: {e}") from e
 
@@ -172,7 +172,7 @@ class History:
         ]
 
     def _thin(self, db: sqlite3.Connection, now: int) -> None:
-        """Averages samples by _AGES. If the file is still too large, deletes the oldest ones."""
+        """Averages samples by _AGES. If the file is still too large, deletes the oldest samples."""
         for resolution, age, coarser in _AGES:
             # A multiple of 15 min, so that each average covers its whole period.
             before = (now - age) // 900 * 900

@@ -22,31 +22,31 @@ from gantrymq.system.network import Socket
 
 #: Size of the write buffer at which the application waits for the client, bytes. The default of TLS is 512 KiB.
 _WRITE_BUFFER = 64 * 1024
-#: Connections accepted in one event-loop iteration. A low number lets the server read a request before many further
-#: connections arrive. These would close its connection as incomplete.
+#: Connections accepted in one event-loop iteration. The number is low, so that the server reads a request before many
+#: further connections arrive, for which it would close the request's connection as incomplete.
 _CONNECTS_PER_ITERATION = 8
-#: Pause after a connection from an address with the maximum number, s. Each new connection closes another one.
+#: Pause after a connection from an address that has its maximum, s. Each new connection then closes another.
 _FULL_PAUSE_S = 0.01
-#: Ticks of uvicorn between two checks. It has ten ticks a second.
+#: Ticks of uvicorn between two checks. There are ten ticks a second.
 _TICKS_A_CHECK = 10
 
 
 class AcceptQueue(FairQueue[str, Socket]):
-    """A fair queue of accepted sockets without an HTTP connection, at most MAX_PER_ADDRESS of each source.
+    """A fair queue of accepted sockets that have no HTTP connection yet, at most MAX_PER_ADDRESS of each source.
 
     An HTTP connection costs more time than an accepted socket. If one address opens connections faster than the console
-    can serve them, browsers of other addresses do not wait for it.
+    can serve them, browsers of other addresses therefore do not wait.
     """
 
     def add(self, source: str, item: Socket) -> None:
-        """Adds a socket. If the source has too many, closes its oldest one."""
+        """Adds a socket. If the source has too many sockets, closes the oldest of them."""
         super().add(source, item)
         if self.count_of(source) > MAX_PER_ADDRESS:
             self.take_of(source).close()
 
 
 class HttpServer(uvicorn.Server):
-    """The server on `host` and `port`; port 0 selects a free one. Calls `listening` with its URL."""
+    """The server on `host` and `port` (0: any free port). Calls `listening` with its URL."""
 
     def __init__(self, config: uvicorn.Config, host: str, port: int, listening: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -127,7 +127,7 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_later(pause_s, self._connect_some)
 
     async def _connect(self, sock: Socket, source: str) -> None:
-        """Creates the HTTP connection of a socket. The connection counts from the start of its handshake."""
+        """Creates the HTTP connection of a socket. It counts as a connection from the start of the TLS handshake."""
         task = asyncio.current_task()
         assert task is not None
         peer = Peer(source, partial(_cancel, task), monotonic())
@@ -152,7 +152,7 @@ class HttpServer(uvicorn.Server):
                     protocol.connection_lost(None)
 
     def _opened(self, peer: Peer, protocol: _Connection | None) -> None:
-        """Records that a connection is open or, if `protocol` is None, closed."""
+        """Records that a connection has opened or, if `protocol` is None, closed."""
         if protocol is not None:
             self._protocols[peer] = protocol
         else:

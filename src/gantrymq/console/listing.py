@@ -1,4 +1,4 @@
-"""Searches, sorts and pages lists. The server does this, because a list can have 20,000 rows."""
+"""Searches and sorts lists, and divides them into pages, on the server, because a list can have 20,000 rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cut(
 ) -> Cut[R]:
     """Returns the requested page of a list.
 
-    `default` replaces an unknown column. If the page is out of range, the nearest one is returned.
+    `default` replaces an unknown column. The nearest page replaces a page that is out of range.
     """
     rows = list(rows)
     total = len(rows)
@@ -53,7 +53,7 @@ def cut(
     if wanted:
         rows = [row for row in rows if wanted in text(row).casefold()]
     sort = arguments.sort if arguments.sort.removeprefix("-") in columns else default
-    # Sort by text first: rows with equal values keep this order.
+    # Sort by text first, so that rows with equal values are in this order.
     rows.sort(key=text)
     rows.sort(key=columns[sort.removeprefix("-")], reverse=sort.startswith("-"))
     size = min(max(arguments.size, 1), MAX_SIZE)

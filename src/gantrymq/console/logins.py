@@ -18,7 +18,7 @@ from gantrymq.protocol.codes import ResponseCode
 
 ADMIN, VIEWER = "admin", "viewer"
 _MAX_NAME = 128
-#: Hash for unknown names. With it, the check of an unknown name takes as long as that of a wrong password.
+#: Hash for unknown names, so that their check takes as long as the check of a wrong password.
 _NOBODYS = "$argon2id$v=19$m=65536,t=3,p=4$v50Wn8mNZt+uNYShoSJesQ$X4H5nepbojaBRJ5h/1fodBKJ58CasLvp4DI+ZzWYB24"
 _MAX_PASSWORD = 1024
 
@@ -34,11 +34,11 @@ class Entry(NamedTuple):
 
 class Login(Protocol):
     async def enter(self, name: str, password: str) -> Entry | None:
-        """Checks name and password. Returns None if they are wrong. Raises GantryError if they cannot be checked."""
+        """Checks name and password. Returns None if either is wrong. Raises GantryError if the check fails."""
         ...
 
     async def is_current(self, session: Session) -> bool:
-        """Returns True if the user of a session could log in again, or if this cannot be checked."""
+        """Returns True if the user of a session could log in again, or if the check fails."""
         ...
 
 
@@ -115,7 +115,7 @@ class ClusterLogin:
 
 
 async def _accepts(admin: LimitedAdmin, address: str) -> bool:
-    """Returns True if the broker accepts the admin's signature. Raises GantryError if it does not respond."""
+    """Returns True if the broker accepts the admin's signature. Raises GantryError without a response."""
     try:
         await admin.runtime_info(address)
     except BrokerError as e:
@@ -140,7 +140,7 @@ class FileLogin:
         self.users()
 
     def users(self) -> dict[str, tuple[str, str]]:
-        """Reads the file. Returns {name: (role, hash)}. Raises ConfigError if it is invalid."""
+        """Reads the file. Returns {name: (role, hash)}. Raises ConfigError for an invalid file."""
         try:
             lines = self._path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as e:

@@ -1,7 +1,7 @@
 """Operations: changes that run in the background because they take longer than a page can wait.
 
-An operation belongs to the view of the user who started it. It ends with that view, because the user's keys sign its
-requests.
+An operation belongs to the view of the user who started it. The operation ends with the view, because the user's keys
+sign its requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.system.clock import now_ms
 
-#: Largest number of running operations of one view, and of the listed ones, running or ended.
+#: Limits for one view: running operations, and listed operations, running or ended.
 MAX_RUNNING = 4
 _KEPT = 50
 
@@ -28,8 +28,8 @@ class _Stopped(GantryError):
 class Operation(msgspec.Struct):
     """A running or ended operation. Times are in ms.
 
-    `done` of about `of` steps are complete; `of` is None if their number is unknown. `so_far` describes the progress.
-    `state` is running, stopping, stopped, done or failed.
+    `done` of about `of` steps are complete; `of` is None if the number of steps is unknown. `so_far` describes the
+    progress. `state` is running, stopping, stopped, done or failed.
     """
 
     id: int
@@ -90,7 +90,7 @@ class Operations:
 
     async def close(self) -> None:
         """Cancels running operations."""
-        # Let the tasks start: a task that is cancelled before its first step never calls `ended`.
+        # Let the tasks start, because a task that is cancelled before its first step never calls `ended`.
         await asyncio.sleep(0)
         await self._tasks.stop()
 

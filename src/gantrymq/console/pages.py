@@ -28,7 +28,7 @@ _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "requir
 class Page:
     """One page. `name` is its path and its template. `menu` is its label in the navigation.
 
-    Pages that show a single object have no label, but a `parent`: the name of the page that lists these objects.
+    A page that shows a single object has no label. Its `parent` is the name of the page that lists such objects.
     `section` is the group of the page in the navigation.
     """
 

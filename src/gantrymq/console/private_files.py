@@ -1,4 +1,4 @@
-"""Creates the console's files so that only their owner can read them: history, audit log and their directory."""
+"""Creates files that only their owner can read: history, audit log and their directory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ log = logging.getLogger(__name__)
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _OF_OTHERS = 0o077
-#: Prefixes of the console's file names. A directory that has only such files is restricted.
+#: Prefixes of the console's file names. An existing directory is restricted only if it has no other files.
 _OWN_FILES = ("history.db", "audit.log")
 
 
 def make_private_directory(path: Path) -> None:
-    """Creates the directory. Restricts an existing one if it has only the console's files. Raises OSError."""
+    """Creates the directory, or restricts an existing one that has only the console's files. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(_DIRECTORY_MODE)
@@ -30,7 +30,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Creates the file if it does not exist, and restricts it if others can read it. Raises OSError."""
+    """Creates a missing file; restricts an existing file that other users can read. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, _FILE_MODE)
     try:
         if os.fstat(descriptor).st_mode & _OF_OTHERS:

@@ -1,6 +1,6 @@
-"""Charts from a Prometheus server that scrapes the brokers. It replaces the console's own history.
+"""Charts from a Prometheus server that scrapes the brokers, in place of the console's own history.
 
-All replicas of a broker report the same messages, so only their largest value counts.
+All replicas of a broker report the same messages, so only the largest of their values counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Answer(msgspec.Struct):
 async def points(url: str, clusters: Sequence[str], names: Sequence[str], begin_s: float, end_s: float) -> Points:
     """Returns series with the names of the history from `begin_s` to `end_s`. A series without a metric is empty.
 
-    Raises GantryError if Prometheus does not return them.
+    Raises GantryError if Prometheus does not return the series.
     """
     step = max(SAMPLE_S, -(-int(end_s - begin_s) // MAX_POINTS))
     begin, end = int(begin_s) // step * step, int(end_s) // step * step
@@ -59,7 +59,7 @@ async def points(url: str, clusters: Sequence[str], names: Sequence[str], begin_
 
 
 def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None:
-    """Returns the PromQL expression for a series of the history; None if no metric has it."""
+    """Returns the PromQL expression for a series of the history; None if there is no such metric."""
     kind, _, rest = name.partition("/")
     of, _, what = rest.rpartition("/")
     labels = [f'cluster=~"{_quoted("|".join(map(_literal, clusters)))}"']

@@ -1,8 +1,8 @@
 """Limits of the console's concurrent requests.
 
 A page of a large cluster queries every broker, and many browsers can open many pages. All requests of all users share
-`RequestLimits`, which protect the brokers and the console. A hanging broker cannot use up all of them, and its circuit
-breaker ends the wait for it.
+`RequestLimits`, which protect the brokers and the console. A hanging broker cannot use up the common limit, and its
+circuit breaker ends the wait.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, RpcHook
 from gantrymq.system import tls
 from gantrymq.system.clock import monotonic
 
-#: Limits of the requests in flight: to all servers, and to one.
+#: Limits of the requests in flight: to all servers together, and to each server.
 MAX_AT_ONCE = 32
 MAX_AT_ONE_SERVER = 6
 #: Largest number of pages and downloads with message bodies in memory, each up to 4 MiB.
 MAX_BODIES = 16
-#: Share of a timeout. If a request is cancelled after it, the server counts as not responding.
+#: If a request is cancelled after this share of its timeout, the server counts as not responding.
 _NEARLY = 0.9
 
 
@@ -50,7 +50,7 @@ class RequestLimits:
         self.bodies = asyncio.Semaphore(MAX_BODIES)
 
     def semaphores(self, address: str) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
-        """Returns the semaphore of the server and that of all servers. Acquire the first one first."""
+        """Returns the semaphore of the server and that of all servers. Acquire them in this order."""
         of_server = self._by_server.get(address)
         if of_server is None:
             of_server = self._by_server[address] = asyncio.Semaphore(self._at_one_server)
@@ -128,7 +128,7 @@ class _LimitedRemoting(RemotingClient):
 
 
 class LimitedAdmin(AdminClient):
-    """An AdminClient whose requests stay within `limits`. A request's timeout does not include the wait for them."""
+    """An AdminClient whose requests stay within `limits`. The wait for the limits does not count in a timeout."""
 
     def __init__(
         self,

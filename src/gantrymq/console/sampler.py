@@ -19,10 +19,10 @@ from gantrymq.system.clock import now_ms, time
 
 #: Largest number of groups in a sample, ordered by lag and then by rate. 1,000 groups take 35 MB a day.
 MAX_GROUPS = 1000
-#: Timeout of a sample for brokers, s. Groups that take longer are in the next sample.
+#: Timeout for the brokers' data of a sample, s. Data of groups that arrives later is in the next sample.
 _SERVERS_WAIT_S = 8.0
 _GROUPS_WAIT_S = 4.0
-#: Number of samples between two rounds of thinning.
+#: Number of samples between two times at which the history averages and deletes old samples.
 _THIN_EACH = 60
 
 
@@ -53,7 +53,7 @@ class GroupMembers:
         return chosen
 
     def seen(self, group: str, members: Iterable[str], now_ms: int) -> Rebalance | None:
-        """Returns the change since the last sample; None if there is none, or if this is the first sample."""
+        """Returns the change since the last sample; None without a change and for the first sample."""
         now = frozenset(members)
         before = self._members.get(group)
         self._members[group] = now
@@ -63,7 +63,7 @@ class GroupMembers:
 
 
 class Sampler:
-    """Adds samples to the history until it is stopped. Call `start` in the event loop of `view`."""
+    """Adds samples to the history until `stop`. Call `start` in the event loop of `view`."""
 
     def __init__(self, view: ClusterView, history: History) -> None:
         self._view = view

@@ -35,7 +35,7 @@ def run_console(settings: Settings) -> None:
 
 
 class ConsoleThread:
-    """A context manager that runs a console in a thread of this process. `error` is the exception that ended it."""
+    """A context manager that runs a console in a thread. `error` is the exception that ended the console."""
 
     def __init__(self, settings: Settings) -> None:
         self.address = ""

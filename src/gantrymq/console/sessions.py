@@ -1,8 +1,8 @@
 """Sessions of browsers.
 
 A browser has only a random id in a signed cookie. The keys and rights of the user stay in this process, so all sessions
-end with it. A visitor without a login also has an id, from which the token of its forms is derived. The process stores
-no state for such a visitor.
+end with the process. A visitor without a login also has an id, from which the token for forms is derived. The process
+stores no state for such a visitor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sessions:
         return self._signer.sign(session_id).decode()
 
     def find(self, session_id: str | None, now: float) -> Session | None:
-        """Returns the session with this id and counts this as a use; None if there is none."""
+        """Returns the session with this id and counts the call as a use; None if there is no such session."""
         session = self._sessions.get(session_id or "")
         if session is None or session_id is None:
             return None
@@ -77,7 +77,7 @@ class Sessions:
         return session
 
     def is_open(self, session_id: str, now: float) -> bool:
-        """Returns True if the session is open. Unlike `find`, this does not count as a use."""
+        """Returns True if the session is open. Unlike `find`, a call does not count as a use."""
         session = self._sessions.get(session_id)
         return session is not None and not session.is_over(now)
 

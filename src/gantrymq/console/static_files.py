@@ -15,7 +15,7 @@ _MAX_AGE_S = 86400
 
 
 class StaticFiles:
-    """Serves the files of `directory`. They are read once."""
+    """Serves the files of `directory`, which are read once."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, tuple[bytes, dict[str, str]]] = {}
@@ -30,7 +30,7 @@ class StaticFiles:
             self._files[path.name] = data, headers
 
     async def serve(self, request: Request) -> Response:
-        """Returns the file with the `name` in the path. Raises HTTPException if there is none."""
+        """Returns the file with the `name` in the path. Raises HTTPException if there is no such file."""
         found = self._files.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)

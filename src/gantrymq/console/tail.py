@@ -1,7 +1,7 @@
 """The live tail: shows new messages of a topic at a limited rate.
 
-Each round reads the end of each queue. If there are more messages than the limit, it skips the older ones and reports
-their number. A tail ends after LASTS_S, so that a forgotten browser tab does not load the brokers.
+Each round reads the end of each queue. If there are more messages than the limit, the round skips the oldest and
+reports how many. A tail ends after LASTS_S, so that a forgotten browser tab does not load the brokers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TailPage(msgspec.Struct):
 
 
 class TailRound(msgspec.Struct):
-    """The new messages of one round. `left_out` is the number of skipped messages. Some may not match the filter."""
+    """The new messages of one round. `left_out` counts the skipped messages, whether or not they match."""
 
     rows: list[MessageRow]
     left_out: int
@@ -74,7 +74,7 @@ async def tail(
 ) -> AsyncIterator[TailRound]:
     """Yields rounds until `is_open` returns false.
 
-    Raises ClientError if no topic is given, NoRouteInfo if it does not exist.
+    Raises ClientError without a topic, and NoRouteInfo if the topic does not exist.
     """
     topic = arguments.topic.strip()
     if not topic:
@@ -111,7 +111,7 @@ async def tail(
 async def _read_new(
     view: ClusterView, position: _Position, expression: tuple[str, str]
 ) -> tuple[list[MessageRow], int, str]:
-    """Returns the new messages of a queue, the number of skipped ones, and an error text, empty without an error."""
+    """Returns the new messages of a queue, how many were skipped, and an error text (empty without an error)."""
     timeout_ms = view.settings.timeout_ms
     try:
         end = await transport_of(view.admin).api.max_offset(

@@ -1,7 +1,7 @@
 """The access log: one line in a file for each completed call, for example for audits.
 
-A thread writes the lines once a second, so that a hanging disk does not delay calls. The file is opened for each write.
-Log rotation can therefore rename it at any time.
+A thread writes the lines once a second, so that a hanging disk does not delay calls. It opens the file for each write,
+so log rotation can rename the file at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = peer_log(__name__)
 
 #: Interval of writes, s, and limit of the buffered lines while writes fail.
 _EVERY_S = 1.0
-#: Length at which a client's id is cut off. Clients choose their ids.
+#: Largest length of a client id in a line. Longer ids, which clients can choose, are cut off.
 LONGEST_ID = 200
 
 
@@ -58,7 +58,7 @@ class AccessLog:
 
     async def _write(self) -> None:
         if self._lines:
-            # A separate task, because the thread cannot be cancelled with this method.
+            # A separate task, because cancelling this method cannot stop the thread.
             self._writing = asyncio.get_running_loop().create_task(self._write_lines())
             try:
                 await result_of(self._writing)
@@ -74,7 +74,7 @@ class AccessLog:
         try:
             await asyncio.to_thread(self._append, "".join(lines))
         except OSError:
-            # The next write repeats them.
+            # The next write repeats these lines.
             self._lines = (lines + self._lines)[:PROXY_LOG_LINES]
             raise
 

@@ -58,7 +58,7 @@ class Brokers:
         return PopApi(self.client, group)
 
     def another_connection(self, on_close: Callable[[str], None]) -> RemotingClient:
-        """Returns further connections to the same brokers, which see them as another client. The caller closes them."""
+        """Returns separate connections, for another client of the same brokers. The caller closes them."""
         return RemotingClient(self.handlers, ssl_context=self._ssl_context, hooks=self._hooks, on_close=on_close)
 
     async def route(self, topic: str) -> TopicRouteData:
@@ -66,7 +66,7 @@ class Brokers:
         return await self.routes.get(topic)
 
     async def master(self, broker_name: str) -> str:
-        """Returns the address (host:port) of a broker's master. Raises ProxyError if no NameServer has this broker."""
+        """Returns host:port of a broker's master. Raises ProxyError if no NameServer has this broker."""
         address = self.routes.master_address(broker_name)
         if address is None:
             # A handle can name a broker that is in no cached route. Each broker has a topic with its own name.

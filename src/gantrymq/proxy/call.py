@@ -14,9 +14,9 @@ from gantrymq.system.clock import monotonic
 
 T = TypeVar("T")
 
-#: The timeout of a call whose client sent none, ms.
+#: The timeout of a call if the client sent no timeout, ms.
 DEFAULT_TIMEOUT_MS = 60_000
-#: Time slice of a handler, s. After it, other calls continue.
+#: Time slice of a handler, s. At its end, other calls continue.
 SLICE_S = 0.002
 
 CLIENT_ID = "x-mq-client-id"
@@ -53,21 +53,21 @@ class Call(Protocol):
 
     @property
     def connection(self) -> object:
-        """An object that identifies the connection: all its calls have the same one."""
+        """An object that identifies the connection: all calls of a connection have the same object."""
 
     @property
     def silent_s(self) -> float:
         """The time since bytes arrived on the connection, s."""
 
     def remaining_ms(self) -> int:
-        """The time until the client's timeout, at least 0 ms; DEFAULT_TIMEOUT_MS if the client sent none."""
+        """The time until the client's timeout, at least 0 ms; DEFAULT_TIMEOUT_MS if the client sent no timeout."""
 
     @property
     def is_over(self) -> bool:
         """True if the client has cancelled the call or disconnected. Responses are then discarded."""
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the call ends, for any reason; immediately if it has ended."""
+        """Calls `callback` when the call ends for any reason, or at once if the call has ended."""
 
     async def next_slice(self) -> None:
         """Waits for the next time slice. Connections get their slices in turn."""
@@ -85,8 +85,8 @@ class ServerStream(Call, Protocol):
     def keep(self, size: int) -> None:
         """Counts `size` bytes as memory for the client until the call ends.
 
-        If the memory for all clients exceeds its limit, the connection that has read nothing for the longest time is
-        closed.
+        If the memory for all clients exceeds its limit, the server closes the connection that has read nothing for the
+        longest time.
         """
 
     def write_soon(self, response: Message) -> None:
@@ -103,7 +103,7 @@ class Stream(ServerStream, Protocol):
 class Slices(AsyncIterator[T]):
     """Iterates over items. If SLICE_S has passed, other calls continue before the next item.
 
-    It is a class because an async generator would need a task to be closed after an exception in the loop.
+    This is a class because an async generator would need a task for its close after an exception in the loop.
     """
 
     def __init__(self, call: Call, items: Iterable[T]) -> None:
@@ -122,7 +122,7 @@ class Slices(AsyncIterator[T]):
 
 
 class EncodedResponse(NamedTuple):
-    """A response that its handler has encoded, and the code of its status."""
+    """A response that the handler has encoded, and the code of its status."""
 
     code: Code
     data: bytes

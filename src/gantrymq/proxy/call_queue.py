@@ -1,4 +1,4 @@
-"""A fair queue of calls. It starts calls, and continues long ones, in rounds over all connections.
+"""A fair queue of calls. It starts calls, and continues long calls, in rounds over all connections.
 
 A connection can send a thousand calls in one read, and a small compressed request can cost 20 ms. A call that arrives
 while the queue is empty starts immediately. Otherwise these rules apply:
@@ -23,7 +23,7 @@ from gantrymq.fair_queue import FairQueue
 from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.system.clock import monotonic
 
-#: Requests that start in one round, bytes. Usual requests of this size take 5 ms on a fast machine.
+#: Total size of the requests that start in one round, bytes. Usual requests of this size take 5 ms on a fast machine.
 ROUND_BYTES = 64 * 1024
 LEAST_ROUND_BYTES = 8 * 1024
 #: Smallest size of a call, bytes. At most 32 calls therefore start in one round.
@@ -61,7 +61,7 @@ class CallQueue:
         #: Remaining bytes of this round.
         self._left = ROUND_BYTES
         self._is_round_due = False
-        #: Start of the last round on a clock without the time of reads, s; None after a pause.
+        #: Start of the last round, s, on a clock that stops during reads; None after a pause.
         self._began: float | None = None
 
     def add(self, connection: Hashable, call: QueuedCall) -> None:
@@ -79,7 +79,7 @@ class CallQueue:
             self._loop.call_soon(self._new_round)
 
     def _new_round(self) -> None:
-        """Starts the calls of one round, or pauses after an expensive one."""
+        """Starts the calls of one round, or pauses after an expensive round."""
         small, large = self._small, self._large
         now = monotonic() - self._slices.total_s
         if self._began is not None:
@@ -107,7 +107,7 @@ class CallQueue:
 
 
 def _start_next(calls: _Calls) -> int:
-    """Starts the next call. Returns its size in bytes, or 0 if it was cancelled."""
+    """Starts the next call. Returns the size of the call in bytes, or 0 for a cancelled call."""
     _, call = calls.take()
     weight = call.weight
     return weight if call.start() else 0

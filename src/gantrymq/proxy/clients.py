@@ -1,8 +1,9 @@
 """The table of registered clients and their settings. The caller passes the time.
 
-A client is identified by its id (x-mq-client-id), not by its connections. It registers by sending its settings
-(Telemetry). NotifyClientTermination removes it, and so does a time without heartbeats and settings. Only the user who
-registered an id can use it. Without access control, only the connection of its open stream can use it.
+A client is identified by its id (x-mq-client-id), not by its connections. A client registers when it sends its settings
+(Telemetry). The proxy removes it after NotifyClientTermination, or after a time without heartbeats and settings. Only
+the user who registered an id can use this id; without access control, only the connection with the client's open
+stream.
 
 Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, and `ConsumerManager` and `ProducerManager` of the proxy.
 """
@@ -18,20 +19,20 @@ from gantrymq.proxy.message_size import memory_of_built
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 
-#: Added to the memory of a client's settings. A client stays registered for two minutes without a heartbeat.
+#: Memory of a client in addition to its settings, bytes. A client stays registered for two minutes without a heartbeat.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
-#: Silence after which a connection counts as lost, s. Clients send a heartbeat every 10 s.
+#: A connection without received bytes for this time counts as lost, s. Clients send a heartbeat every 10 s.
 LOST_S = 20.0
 _FEW_BYTES = 32 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One registered client. `settings` are the ones that it sent. `heard` is the time of its last heartbeat, s."""
+    """One registered client. `settings` are the client's own. `heard` is the time of the client's last heartbeat, s."""
 
     client_id: str
-    #: The user who registered it; empty without access control.
+    #: The user who registered the client; empty without access control.
     user: str
     settings: Settings
     peer: str
@@ -40,7 +41,7 @@ class Client:
     heard: float
     #: Memory of the client and its settings, bytes.
     size: int
-    #: Its open Telemetry stream, if any.
+    #: The client's open Telemetry stream, if any.
     telemetry: ServerStream | None = None
 
     @property
@@ -130,7 +131,7 @@ class Clients:
     def register(self, stream: ServerStream, settings: Settings, now: float) -> Client:
         """Registers a client by its settings. `stream` is its Telemetry stream from now on.
 
-        Raises ProxyError if all settings together exceed a limit, or the id belongs to another client.
+        Raises ProxyError if the settings of all clients exceed a limit, or if the id belongs to another client.
         """
         client = self._clients.get(stream.client_id)
         if client is not None and client.telemetry is not stream:

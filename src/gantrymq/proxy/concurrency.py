@@ -12,7 +12,7 @@ _AT_ONCE = 64
 
 
 async def for_each(things: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Runs `work` for each item, up to 64 at once. All run, even if one fails; then raises the first error."""
+    """Runs `work` for each item, up to 64 at once. Runs all of them before it raises the first error."""
     things = list(things)
     waiting = iter(things)
     errors: list[Exception] = []

@@ -35,7 +35,7 @@ class ProxyConfig(TlsConfig):
 
     #: Addresses of the NameServers, separated by ;.
     namesrv_addr: str = ""
-    #: The cluster whose brokers return groups, users and policies. All its brokers must have the same ones.
+    #: The cluster whose brokers return groups, users and policies. These must be the same on all its brokers.
     rocket_mq_cluster_name: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
     #: Cluster name in the labels of the proxy's metrics.
     proxy_cluster_name: str = "DefaultCluster"
@@ -53,10 +53,10 @@ class ProxyConfig(TlsConfig):
     remoting_access_addr: str = ""
     #: If true, remotingListenPort also serves gRPC.
     enable_remoting_local_proxy_grpc: bool = True
-    #: If true, other processes of this proxy listen on the same ports. `--processes` sets it.
+    #: If true, other processes of this proxy listen on the same ports. `--processes` sets this value.
     shared_ports: bool = False
-    # The keys of these four differ from those of brokers and NameServers.
-    #: If true and no certificate is configured, the proxy creates one for the first client that uses TLS.
+    # The next four keys differ from those of brokers and NameServers. If this one is true and no certificate is
+    #: configured, the proxy creates a certificate for the first client that uses TLS.
     tls_test_mode_enable: bool = True
     #: File with the private key of the proxy's certificate, PEM.
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})
@@ -69,7 +69,7 @@ class ProxyConfig(TlsConfig):
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
     #: Port for Prometheus. 0 selects any free port.
     metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
-    #: The address on which that port listens. Empty: bindAddress.
+    #: The address for metricsPromExporterPort. Empty: bindAddress.
     metrics_prom_exporter_host: str = ""
 
     #: File with one line for each call or request: time (ms), peer, client id, method, result, duration (ms).
@@ -78,7 +78,8 @@ class ProxyConfig(TlsConfig):
     # -- requests -----------------------------------------------------------------------------------------------
     #: Largest request, bytes.
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)
-    #: The proxy closes a connection that is silent for this time, unless a call is open and the client answers a ping.
+    #: After this time without received bytes, the proxy closes a connection, unless a call is open and the client
+    #: answers a ping.
     grpc_client_idle_time_mills: int = bounded(120_000, 1000, DAY_MS)
     #: Largest message body, bytes. 0 means no limit.
     max_message_size: int = bounded(4 * 1024 * 1024, 0, MAX_INT)
@@ -98,7 +99,7 @@ class ProxyConfig(TlsConfig):
     enable_topic_message_type_check: bool = True
     #: If true, the proxy converts a delivery time to a delay level for the broker.
     use_delay_level: bool = False
-    #: Delays of these levels.
+    #: Delays of the levels.
     message_delay_level: str = DEFAULT_DELAY_LEVELS
 
     # -- consumers ----------------------------------------------------------------------------------------------
@@ -116,11 +117,12 @@ class ProxyConfig(TlsConfig):
     grpc_client_consumer_long_polling_batch_size: int = bounded(32, 1, 1024)
     #: If true, the proxy keeps messages invisible while push consumers process them.
     enable_proxy_auto_renew: bool = True
-    #: Number of failures in a row after which the proxy stops to renew a message.
+    #: After this many failures in a row, the proxy stops renewing a message.
     max_renew_retry_times: int = bounded(3, 0, MAX_INT)
     #: Time before the end of the invisible duration at which a message is renewed.
     renew_ahead_time_millis: int = bounded(10_000, 0, DAY_MS)
-    #: Longest time for which a message is renewed. It is then redelivered as if its consumer had failed.
+    #: Longest time for which the proxy renews a message. After it, the message is redelivered as if its consumer had
+    #: failed.
     renew_max_time_millis: int = bounded(3 * _HOUR_MS, 0, 1 << 50)
     #: Interval between two rounds of renewals.
     renew_schedule_period_millis: int = bounded(5_000, 10, DAY_MS)
@@ -178,7 +180,7 @@ class ProxyConfig(TlsConfig):
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
 
     def credentials(self) -> Credentials | None:
-        """Returns the keys of the proxy's own requests; None if not configured. Raises ConfigError if invalid."""
+        """Returns the keys for the proxy's own requests; None if not configured. Raises ConfigError if invalid."""
         if not self.inner_client_authentication_credentials.strip():
             return None
         try:
@@ -186,7 +188,7 @@ class ProxyConfig(TlsConfig):
             keys: Any = json.loads(self.inner_client_authentication_credentials)
             return Credentials(str(keys["accessKey"]), str(keys["secretKey"]))
         except (ValueError, TypeError, KeyError):
-            # The message omits the value, because it is secret.
+            # The message omits the value, which is secret.
             raise ConfigError(
                 'innerClientAuthenticationCredentials must be {"accessKey": ..., "secretKey": ...}'
             ) from None

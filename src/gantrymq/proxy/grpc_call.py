@@ -43,9 +43,9 @@ log = peer_log(__name__)
 _HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK = literal(b"grpc-status", b"0")
 
-#: Largest number of a stream's messages that its handler hasn't processed.
+#: Largest number of messages of a stream that wait for the handler.
 _MAX_WAITING = 1000
-#: Shorter messages are not scanned while there is plenty of memory: the scan takes 5 us.
+#: Shorter messages are not scanned while plenty of memory is free, because a scan takes 5 us.
 _MAX_UNSCANNED = 2048
 #: Largest size of the unread responses of a stream with requests in both directions, bytes.
 _MAX_UNREAD_BYTES = 1024 * 1024
@@ -59,7 +59,7 @@ class Guard(Protocol):
         """Returns the user who signed the metadata; None if the call needs no user."""
 
     def is_authenticated(self, call: Call) -> bool:
-        """Authenticates like `authenticate`, but does not wait. Returns False if the user is not cached."""
+        """Authenticates like `authenticate`, without waiting. Returns False if the user is not cached."""
 
     async def authorize(self, call: Call, user: User | None, request: Message) -> None:
         """Checks that the user has the rights for this request."""
@@ -320,7 +320,7 @@ class GrpcCall:
         return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {most}: {length}")
 
     def _open_window(self, buffered: int) -> None:
-        """Opens the window for the rest of an incomplete message. Raises ProxyError without authentication."""
+        """Opens the window for the rest of an incomplete message. Raises ProxyError for an unauthenticated call."""
         if not self._is_authenticated:
             assert self._service.guard is not None
             self._is_authenticated = self._service.guard.is_authenticated(self)
@@ -348,7 +348,7 @@ class GrpcCall:
         self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the message is too slow, and other clients wait for its memory")
 
     def _message(self, data: bytes | bytearray, is_compressed: bool) -> None:
-        """Accepts a complete message. It is parsed after its call is authenticated."""
+        """Accepts a complete message, which is parsed after its call is authenticated."""
         if is_compressed and self._fields.get(b"grpc-encoding") != b"gzip":
             raise GrpcError(GrpcCode.UNIMPLEMENTED, "unsupported compression: only gzip is supported")
         payload = Payload(data, is_compressed)
@@ -402,7 +402,7 @@ class GrpcCall:
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _request(self, payload: Payload) -> tuple[Message, int]:
-        """Returns a permitted request and its memory, which replaces the payload's. Raises ProxyError or GrpcError."""
+        """Returns a permitted request and the memory that it needs. Raises ProxyError or GrpcError."""
         guard = self._service.guard
         user = await guard.authenticate(self) if guard is not None else None
         if user is not None:
@@ -412,7 +412,7 @@ class GrpcCall:
         try:
             memory = await self._memory(data)
             self._recount(len(data), memory)
-            # The cast is safe: FromString also accepts a bytearray, and does not copy it.
+            # The cast is safe: FromString also accepts a bytearray, without a copy.
             request = self._method.request.FromString(cast(bytes, data))
         except (NotAMessage, DecodeError) as e:
             raise GrpcError(GrpcCode.INTERNAL, "Invalid protobuf byte sequence") from e
@@ -440,7 +440,7 @@ class GrpcCall:
         self._reserve(memory)
 
     def _reserve(self, memory: int) -> None:
-        """Reserves memory for a request. Raises ProxyError if it exceeds the limits."""
+        """Reserves memory for a request. Raises ProxyError if the request exceeds the limits."""
         if self.is_over:
             # Memory that is reserved after the end would never be released.
             raise GrpcError(GrpcCode.CANCELLED, "the call has ended")
@@ -468,7 +468,7 @@ class GrpcCall:
             self._arrived = None
 
     def stream_lost(self) -> None:
-        """Ends the call: the client has cancelled it or disconnected."""
+        """Ends the call, after the client has cancelled it or disconnected."""
         if self.is_over:
             return
         self._cancel_handler()
@@ -476,7 +476,7 @@ class GrpcCall:
         self._end()
 
     def server_stops(self) -> None:
-        """Ends streams, and calls that wait in the queue: the client uses another proxy. Other calls continue."""
+        """Ends streams and queued calls, because the client will use another proxy. Other calls continue."""
         if self._requests is not None or self._waiting is not None:
             self._give_up(GrpcCode.UNAVAILABLE, "the proxy stops")
 
@@ -492,7 +492,7 @@ class GrpcCall:
     # -- the handler --------------------------------------------------------------------------------------------
 
     async def _serve(self, payload: Payload | None) -> None:
-        """Runs the handler, with the request of a call that has only one."""
+        """Runs the handler. A call with a single request passes this request to the handler."""
         try:
             if not self.client_id.strip():
                 raise ProxyError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
@@ -516,7 +516,7 @@ class GrpcCall:
             self._finish(GrpcCode.OK)
 
     def _fail(self, error: Exception) -> None:
-        """Ends the call with a response that has the status of an error."""
+        """Ends the call with a response that contains the error's status."""
         status = status_of(error)
         self._code = status.code
         self.write_soon(self._method.response(status=status))

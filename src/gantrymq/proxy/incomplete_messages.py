@@ -1,9 +1,9 @@
 """Memory limit for incomplete messages.
 
 In HTTP/2, a server limits how many bytes a client may send on each stream: its window. A message that fits into the
-first window needs no permission. The rest of a longer message needs a *grant*, which it gets when there is capacity for
-all of it. Until then the window stays closed. Waiting calls get their grants in the order of their requests. If others
-wait, a grant that is used too slowly is revoked.
+first window needs no permission. The rest of a longer message needs a *grant*. The call gets its grant when there is
+capacity for the whole rest; until then the window stays closed. Waiting calls get their grants in the order of their
+requests. If other calls wait, a slow call loses its grant.
 
 `remoting/incomplete_frames.py` limits incomplete frames of the remoting protocol in the same way. There, a server can
 only stop reading.
@@ -16,7 +16,8 @@ from typing import Protocol
 
 from gantrymq.limits import PROXY_INCOMPLETE_MESSAGES_BYTES, PROXY_LONG_MESSAGES_BYTES
 
-#: Validity of a grant, s, and slowest accepted rate, bytes/s: each such number of bytes adds a second.
+#: Validity of a grant, s, and slowest accepted rate, bytes/s. The validity of a grant for many bytes is longer,
+#: according to this rate.
 GRACE_S = 5.0
 SLOWEST_BYTES_PER_S = 256 * 1024
 
@@ -28,10 +29,10 @@ class Call(Protocol):
     def connection(self) -> object: ...
 
     def granted(self, size: int) -> None:
-        """Called when the client may send `size` more bytes."""
+        """Lets the client send `size` more bytes."""
 
     def revoked(self) -> None:
-        """Called when the client is too slow. The call must be rejected."""
+        """Rejects the call, because the client is too slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +58,7 @@ class IncompleteMessages:
 
     @property
     def is_full(self) -> bool:
-        """True if the buffers exceed their limit. A call that then receives more of a message must be rejected."""
+        """True if the buffers exceed their limit. Calls that receive more of a message must then be rejected."""
         return self.buffered_bytes > PROXY_INCOMPLETE_MESSAGES_BYTES + max(
             0, self._granted_bytes - self._capacity_bytes
         )
@@ -85,16 +86,16 @@ class IncompleteMessages:
         self._grant_waiting(now)
 
     def revoke_slow(self, now: float) -> None:
-        """Revokes the grants of slow calls if others wait."""
+        """Revokes the grants of slow calls if other calls wait."""
         if not self._waiting:
             return
         for grant in [grant for grant in self._grants.values() if grant.until < now]:
             grant.call.revoked()
 
     def _grant_waiting(self, now: float) -> None:
-        """Grants the waiting requests in their order, as far as there is capacity."""
+        """Grants the waiting requests in their order, while there is capacity."""
         for call, size in list(self._waiting.items()):
-            # A call that exceeds only the limit of its connection does not block others.
+            # A call that exceeds only the limit of its connection does not block the calls of other connections.
             if self._fits(call, size):
                 del self._waiting[call]
                 self._grant(call, size, now)

@@ -1,10 +1,11 @@
 """Heartbeats to brokers for the proxy's clients.
 
-With them, brokers list these clients as group members (`consumerConnection`), and send transaction checks to the proxy.
+After a heartbeat, a broker lists these clients as group members (`consumerConnection`), and sends transaction checks to
+the proxy.
 
 A broker identifies the members of a group by their connections, so two consumers of one group need two connections.
-Consumers of different groups can share one. The n-th consumer of each group uses the n-th `Lane`, which has one
-connection to each broker. All producers share the proxy's own connection. Their topics serve as producer groups.
+Consumers of different groups can share a connection. The n-th consumer of each group uses the n-th `Lane`, which has
+one connection to each broker. All producers share the proxy's own connection. Their topics serve as producer groups.
 
 Java's proxy registers only producers at brokers (ClusterTransactionService). It sends its consumers to other proxies.
 """
@@ -36,7 +37,8 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Largest number of consumers of one group that are registered at brokers. Each needs a connection to each broker.
+#: Largest number of consumers of one group that are registered at brokers. Each of them needs a connection to each
+#: broker.
 MAX_LANES = 1000
 #: Largest number of producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100
@@ -70,7 +72,7 @@ class _Member:
     client: Client
     group: str
     lane: Lane
-    #: Addresses (host:port) of brokers to which its heartbeat was sent.
+    #: Addresses (host:port) of brokers that were sent the consumer's heartbeat.
     known_to: set[str] = field(default_factory=set)
 
 
@@ -98,10 +100,10 @@ class Members:
         )
         self._looking = jobs.repeating("find the brokers of clients' topics", self._look_for_unknown)
         self._beats = Tasks("heartbeats for clients")
-        #: Addresses (host:port) of brokers with a running round, and the next round of each broker.
+        #: Addresses (host:port) of brokers with a running heartbeat round, and the next round of each.
         self.busy: set[str] = set()
         self._later: dict[str, _Beat] = {}
-        #: Topics of clients without a cached route, and the ones among them that were requested recently.
+        #: Topics of clients without a cached route, and which of these routes were requested recently.
         self._unknown: dict[str, None] = {}
         self._looked_for: frozenset[str] = frozenset()
         clients.watch(Watcher(changed=self._changed, gone=self._gone))
@@ -159,9 +161,10 @@ class Members:
         self.leaving.start(self._say_goodbye(member))
 
     async def _say_goodbye(self, member: _Member) -> None:
-        """Unregisters a consumer at its brokers, then frees its position on the lane.
+        """Unregisters a consumer at its brokers, then frees the group's position on the lane.
 
-        The order matters. Brokers identify members by the connection, and would also remove a successor on it.
+        The order matters: brokers identify members by the connection, and would also remove a successor on the same
+        connection.
         """
         lane = member.lane
 
@@ -180,7 +183,7 @@ class Members:
             await lane.remoting.close()
 
     def _lost(self, address: str) -> None:
-        """Sends new heartbeats: the broker has removed the members of a lost connection."""
+        """Sends new heartbeats, because the broker has removed the members of the lost connection."""
         self._beating.wake(_AGAIN_S)
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class Members:
             self._looking.wake()
 
     async def _send_beats(self, address: str) -> None:
-        """Sends heartbeat rounds to a broker until no further one is pending."""
+        """Sends heartbeat rounds to a broker until no further round is pending."""
         try:
             while (beat := self._later.pop(address, None)) is not None:
                 await for_each(beat.members, partial(self._beat_for, address))
@@ -215,7 +218,8 @@ class Members:
                 ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        # Before the request: if the consumer leaves during it, it must be unregistered at this broker, too.
+        # Record this before the request: a consumer that leaves during the request must be unregistered at this broker,
+        # too.
         member.known_to.add(address)
         await self._heartbeat(member.lane.api, address, data)
 
@@ -254,7 +258,7 @@ class Members:
         return [broker.master_address for broker in route.broker_datas if broker.master_address]
 
     async def _look_for_unknown(self) -> None:
-        """Requests the missing routes, up to _LOOK_UPS of them. The next rounds request the others."""
+        """Requests up to _LOOK_UPS of the missing routes. The next rounds request the others."""
         unknown, self._unknown = self._unknown, {}
         topics = [topic for topic in unknown if topic not in self._looked_for][:_LOOK_UPS]
         self._looked_for = self._looked_for.union(topics) if topics else frozenset()

@@ -44,7 +44,7 @@ class Membership:
         await self._expiring.stop()
 
     async def heartbeat(self, call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Records that a client is alive. Raises ProxyError if it is unknown: it must send its settings first."""
+        """Records that a client is alive. Raises ProxyError for a client that has not sent its settings."""
         client = self._clients.heard(call.client_id, monotonic())
         if client is None:
             raise _unknown()
@@ -54,7 +54,7 @@ class Membership:
     async def notify_client_termination(
         self, call: Call, request: NotifyClientTerminationRequest
     ) -> NotifyClientTerminationResponse:
-        """Removes a client. Raises ProxyError if it is unknown or is in another group."""
+        """Removes a client. Raises ProxyError if the client is unknown or in another group."""
         client = self._clients.get(call.client_id)
         if client is None:
             raise _unknown()

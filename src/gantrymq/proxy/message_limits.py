@@ -1,8 +1,7 @@
 """Size limits of requests, by rpc.
 
-The limit of fields bounds the time to read a message. The limit of memory bounds the memory of its elements in addition
-to its bytes. Both are above the largest request that a handler accepts, so that a handler can reject a request with a
-specific code.
+The limit of fields bounds the time to read a message. The limit of memory bounds the memory of the elements in addition
+to the encoded bytes. A handler accepts only smaller requests, so that it can reject others with a specific code.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _LIMITS = {
     # 10,000 topics with a filter expression each, or the stacks of a process.
     "Telemetry": SizeLimit(2 * _MIB, 48 * 1024, 4 * _MIB),
 }
-#: Limits of all other methods: small requests that name a topic, a group or a message.
+#: Limits of all other methods, whose small requests name a topic, a group or a message.
 _OTHERS = SizeLimit(64 * _KIB, 16 * 1024, _MIB)
 
 
 class MessageLimits:
-    """The limits of one proxy. `max_message_size` is that of an encoded request, `max_body_size` of a body, in bytes.
+    """The limits of one proxy, bytes: `max_message_size` for an encoded request, `max_body_size` for a body.
 
     A `max_body_size` of 0 means no limit.
     """

@@ -1,11 +1,11 @@
 """Calculates the memory of a protobuf message from its encoding, before the message is parsed.
 
-Two bytes can encode an element that takes 80 bytes in memory, four bytes one of 310. `memory_scan` reads the encoding
-once, creates no message, and stops at the limits of its rpc. Depth needs no limit of its own: no message of RocketMQ
-contains itself, unknown fields are skipped, and groups, which can nest without end, are refused.
+Two encoded bytes can become an element of 80 bytes in memory, and four bytes an element of 310. `memory_scan` reads the
+encoding once, creates no message, and stops at the limits of its rpc. Depth needs no limit of its own: no message of
+RocketMQ contains itself, unknown fields are skipped, and groups, which can nest without end, are refused.
 
 The figures are those of protobuf's C implementation (upb). The scan of a SendMessage with one message takes 5 us.
-Callers therefore do not scan a small message while much memory is free: `most_memory_of` is its upper limit.
+While much memory is free, callers therefore use the upper limit `most_memory_of` of a small message instead of a scan.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _NUMBER_BYTES = 12
 _MAP_ENTRY_BYTES = 104
 #: Size of a field that is not in the schema, bytes, in addition to its encoding.
 _UNKNOWN_BYTES = 64
-#: A message of at most _SHORT bytes without messages in it is not scanned. The next figure is counted for each byte.
+#: A message of at most _SHORT bytes without nested messages is not scanned. Instead, each byte counts as the next
+#: figure.
 _SHORT = 64
 _SHORT_FACTOR = 4
-#: Most memory for each byte of an encoding. A message with an empty `system_properties` has 4 bytes.
+#: Largest memory for each encoded byte, reached by a message with an empty `system_properties`, which has 4 bytes.
 _WORST_FACTOR = 96
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -89,7 +90,7 @@ class Shape:
                 self.parts[number | _LENGTH] = None, 0, _NUMBER_BYTES
 
 
-#: A field: its message type, if any; the memory of one occurrence, and of each of its bytes.
+#: A field: its message type, if any, and the memory of each occurrence and of each byte of the field.
 _Part: TypeAlias = "tuple[Shape | None, int, int]"
 _UNKNOWN: _Part = (None, _UNKNOWN_BYTES, 0)
 
@@ -135,7 +136,7 @@ def memory_scan(data: bytes | bytearray, shape: Shape, limit: SizeLimit) -> Gene
     memory, most_memory = _BASE_BYTES + end + shape.own_bytes, end + limit.memory_bytes
     left = limit.fields
     parts = shape.parts
-    #: Enclosing messages: the end of each, and its fields.
+    #: Enclosing messages: the end and the fields of each.
     outer: list[tuple[int, dict[int, _Part]]] = []
     try:
         while True:

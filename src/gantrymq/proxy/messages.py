@@ -1,6 +1,6 @@
 """Conversion of messages between brokers and gRPC clients: MessageExt to protobuf, protobuf to properties and body.
 
-`producer` validates clients' messages before. Sources: proxy/grpc/v2/common/GrpcConverter,
+The package `producer` validates clients' messages before the conversion. Sources: proxy/grpc/v2/common/GrpcConverter,
 proxy/grpc/v2/producer/SendMessageActivity (buildMessageProperty, buildSysFlag), common/message/MessageConst.
 """
 
@@ -25,8 +25,8 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 
-#: Properties that are not user properties (MessageConst.STRING_HASH_SET): clients neither receive nor set them.
-#: As with Java's proxy, other names of RocketMQ, for example the sharding key, count as user properties.
+#: System properties (MessageConst.STRING_HASH_SET), which clients neither receive nor set. As with Java's proxy, other
+#: properties of RocketMQ, for example the sharding key, count as user properties.
 RESERVED = frozenset(
     {
         names.TRACE_SWITCH,
@@ -96,8 +96,9 @@ _GZIP_BITS = 31
 def to_protobuf(message: MessageExt) -> pb.Message:
     """Converts a stored message for a client. The body is decompressed.
 
-    Java's proxy sends a compressed body unchanged and marks it as GZIP. Some clients read only real gzip, and only
-    Java's client reads lz4 and zstd. A damaged body is sent unchanged: the client then reports it as corrupted.
+    Java's proxy sends every compressed body unchanged and marks it as GZIP, but some clients read only real gzip, and
+    only Java's client reads lz4 and zstd. Here, only a damaged body is sent unchanged; the client then reports it as
+    corrupted.
     """
     properties = message.properties
     encoding = pb.IDENTITY
@@ -107,7 +108,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
         body, encoding = message.stored_body, pb.GZIP
     system = pb.SystemProperties(
         message_id=message.msg_id,
-        # Clients write a CRC32 in different ways, but an MD5 in the same way.
+        # An MD5, because all clients write it in the same form. They write a CRC32 in different forms.
         body_digest=pb.Digest(type=pb.MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
         body_encoding=encoding,
         message_type=message_type(properties),
@@ -161,7 +162,7 @@ def _delivery_ms(properties: dict[str, str]) -> int | None:
 
 
 def timestamp(ms: int) -> Timestamp:
-    """Converts milliseconds since the epoch. Values outside of clients' range become its nearest end."""
+    """Converts milliseconds since the epoch. A value that clients reject becomes the nearest valid one."""
     return to_timestamp(min(max(ms, 0), _LAST_MS))
 
 
@@ -212,8 +213,8 @@ def to_properties(message: pb.Message, producer_group: str, peer: str) -> dict[s
 def to_body(message: pb.Message, max_size: int = MAX_DECOMPRESSED_SIZE) -> tuple[bytes, int]:
     """Returns the body to store and its bits of sysFlag. Raises CompressionError if the compressed body is damaged.
 
-    A gzip body is stored as zlib without compressing it again: the two formats have the same data with other headers.
-    Java's proxy stores the gzip bytes but marks them as zlib, so consumers of 4.x cannot read them.
+    A gzip body is stored as zlib without new compression: the two formats differ only in their headers. Java's proxy
+    stores the gzip bytes but marks them as zlib, so consumers of 4.x cannot read them.
     """
     body = message.body
     if message.system_properties.body_encoding != pb.GZIP:
@@ -241,7 +242,7 @@ def _inflate(inflater: zlib._Decompress, body: bytes, max_size: int) -> bytes:
 
 
 def _gzip_header_size(body: bytes) -> int:
-    """Returns the header's size in bytes (RFC 1952, 2.3). It is complete, as the body was decompressed before."""
+    """Returns the size of a complete header in bytes (RFC 1952, 2.3). The body was decompressed before."""
     flags, at = body[3], 10
     if flags & 4:
         at += 2 + int.from_bytes(body[at : at + 2], "little")

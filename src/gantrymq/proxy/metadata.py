@@ -32,7 +32,7 @@ log = peer_log(__name__)
 
 T = TypeVar("T")
 
-#: Timeout of a request to a broker if there are others to try, ms. It is short because a client waits.
+#: Timeout of a request to a broker if there are other brokers to try, ms. It is short because a client waits.
 _FIRST_MS = 1000
 
 #: Topic attribute with the type of its messages (`TopicAttributes`).
@@ -49,7 +49,7 @@ TOPIC_TYPES = frozenset({UNSPECIFIED, NORMAL, FIFO, DELAY, TRANSACTION, MIXED, P
 
 
 class _Remembered(Generic[T]):
-    """A cache by name. If a value is older than `refresh_s`, the cache returns it and requests a new one."""
+    """A cache by name. If a value is older than `refresh_s`, the cache returns the old value and requests a new one."""
 
     def __init__(self, ask: Callable[[str], Awaitable[T]], refresh_s: float, most: int) -> None:
         self._ask = ask
@@ -60,7 +60,7 @@ class _Remembered(Generic[T]):
         self._asking: dict[str, asyncio.Task[T]] = {}
 
     async def get(self, name: str) -> T:
-        """Returns the value. If it is not cached, requests it and raises the errors of the request."""
+        """Returns the value. A value that is not cached is requested; raises the errors of the request."""
         known = self._known.get(name)
         if known is not None and monotonic() - known[0] < self._refresh_s:
             return known[1]
@@ -68,7 +68,7 @@ class _Remembered(Generic[T]):
         return known[1] if known is not None else await result_of(task)
 
     def cached(self, name: str) -> tuple[bool, T | None]:
-        """Returns True and the value, or False and None. If nothing is cached, requests it in the background."""
+        """Returns True and the value, or False and None. A missing value is then requested in the background."""
         found = self._known.get(name)
         if found is None and name not in self._asking:
             self._begin(name)
@@ -121,7 +121,7 @@ class Metadata:
     async def topic_type(self, topic: str) -> str:
         """Returns one of TOPIC_TYPES; UNSPECIFIED if no broker returns the topic.
 
-        Raises a RemotingError if no broker is reachable, because UNSPECIFIED would be used as the topic's type.
+        Raises a RemotingError if no broker is reachable. Otherwise any topic would count as UNSPECIFIED.
         """
         try:
             config = await self._topics.get(topic)
@@ -137,7 +137,7 @@ class Metadata:
         return None if config is None else _type_of(config)
 
     async def group(self, group: str) -> SubscriptionGroupConfig | None:
-        """Returns a consumer group; None if no broker has it.
+        """Returns a consumer group; None if no broker has the group.
 
         Raises a RemotingError if no broker is reachable: the defaults would be wrong for a group with orderly
         consumption.
@@ -150,11 +150,11 @@ class Metadata:
             return None
 
     async def user(self, username: str) -> User | None:
-        """Returns a user; None if the brokers have none of that name. Raises GantryError if the request fails."""
+        """Returns a user; None if the brokers have no such user. Raises GantryError if the request fails."""
         return await self._users.get(username)
 
     def cached_user(self, username: str) -> tuple[bool, User | None]:
-        """Returns True and the cached `user`, or False and None. In the latter case, requests it in the background."""
+        """Returns True and the cached `user`, or False and None. A missing user is requested in the background."""
         return self._users.cached(username)
 
     async def acl(self, username: str) -> Acl | None:
@@ -166,7 +166,7 @@ class Metadata:
         response = await self._ask_any(route, RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
         info = decode_json(response.body, UserInfo) if response.body else None
         try:
-            # Without a password no signature can be checked. Brokers return it only if the proxy is a super user.
+            # Without a password, no signature can be checked. Brokers return passwords only to a super user.
             return User(username, "").changed(info) if info is not None and info.password else None
         except ValueError as e:
             raise BodyError(f"user {username}: {e}") from e
@@ -219,7 +219,7 @@ def _type_of(config: TopicConfig) -> str:
 
 
 def _addresses(route: TopicRouteData) -> list[str]:
-    """Returns one address of each broker in random order: its master's, or any replica's."""
+    """Returns one address of each broker, in random order: that of the master, or of any replica."""
     brokers = route.broker_datas
     return [
         broker.master_address or next(iter(broker.broker_addrs.values()))

@@ -89,7 +89,7 @@ class Proxy:
         guard: Guard | None = None
         remoting_access: RemotingAccess | None = None
         if config.authentication_enabled or config.authorization_enabled:
-            # These modules are loaded only if access control is on.
+            # Imported here, so that these modules are loaded only with access control.
             from gantrymq.proxy.access.access import Access
             from gantrymq.proxy.remoting.access import RemotingAccess
 
@@ -175,7 +175,7 @@ class Proxy:
         log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
 
     async def _stop_servers(self) -> None:
-        """Stops both servers concurrently, because each waits for running calls for some seconds."""
+        """Stops both servers concurrently, because each of them waits some seconds for running calls."""
         await asyncio.gather(self._server.stop(), self.remoting.stop())
 
     @property
@@ -202,7 +202,7 @@ class Proxy:
     async def stop(self) -> None:
         """Ends calls, unregisters clients at brokers and closes all connections. A second call does nothing.
 
-        It takes 9 s at most: 3 s for running calls, 2 s to make in-flight messages visible, 2 s to unregister clients,
-        and less than 2 s to close connections.
+        A stop takes at most 9 s: 3 s for running calls, 2 s to make in-flight messages visible, 2 s to unregister
+        clients, and less than 2 s to close connections.
         """
         await self._running.aclose()

@@ -18,7 +18,7 @@ class RequestMemory:
         self._connections: dict[object, int] = {}
 
     def reserve(self, connection: object, size: int) -> bool:
-        """Reserves memory. Returns False if there is too little capacity. A single request always gets its memory."""
+        """Reserves memory. Returns False if too little is free, except for the only request in flight."""
         of_connection = self._connections.get(connection, 0)
         after = self.bytes + size
         is_much = after > PROXY_REQUESTS_BYTES or (of_connection and of_connection + size > PROXY_REQUESTS_BYTES_OF_ONE)
@@ -29,7 +29,7 @@ class RequestMemory:
         return True
 
     def has_plenty(self, connection: object, size: int) -> bool:
-        """Returns True if a request of that size would leave at least half of each limit free."""
+        """Returns True if a request of this size would leave at least half of each limit free."""
         of_connection = self._connections.get(connection, 0)
         return (
             self.bytes + size <= PROXY_REQUESTS_BYTES // 2 and of_connection + size <= PROXY_REQUESTS_BYTES_OF_ONE // 2

@@ -11,21 +11,21 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 
 
 class _Cached(NamedTuple):
-    """An encoded response and the route that it was made from. A changed route is another object."""
+    """An encoded response and its route. Each change of a route creates a new object."""
 
     route: TopicRouteData
     response: bytes
 
 
 class ResponseCache:
-    """Caches the responses that were requested last, up to PROXY_CACHED_RESPONSES_BYTES."""
+    """Caches the most recently requested responses, up to PROXY_CACHED_RESPONSES_BYTES."""
 
     def __init__(self) -> None:
         self._cached: OrderedDict[tuple[object, ...], _Cached] = OrderedDict()
         self._bytes = 0
 
     def get(self, key: tuple[object, ...], route: TopicRouteData, encode: Callable[[], bytes]) -> bytes:
-        """Returns the cached response of a key. If it is missing or the route has changed, encodes it."""
+        """Returns the response of a key. Encodes it if it is not cached or the route has changed."""
         cached = self._cached.get(key)
         if cached is not None and cached.route is route:
             self._cached.move_to_end(key)

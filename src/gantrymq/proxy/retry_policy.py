@@ -19,7 +19,7 @@ _CUSTOMIZED_MS = (
     _HOUR_MS,
     2 * _HOUR_MS,
 )
-#: Index of the first retry's delay. It is level 3, as for consumers of 4.x; levels count from 1.
+#: Index of the first retry's delay: level 3, as for consumers of 4.x. Levels count from 1.
 _FIRST_LEVEL = 2
 _MOST_DOUBLINGS = 32
 
@@ -33,7 +33,7 @@ class Exponential(NamedTuple):
 
 
 def customized_ms(policy: GroupRetryPolicy) -> Sequence[int]:
-    """Returns the delays of a policy with a list, ms."""
+    """Returns the delays of a policy that lists them, ms."""
     given = (policy.customized_retry_policy or {}).get("next")
     return [int(delay) for delay in given] if given else _CUSTOMIZED_MS
 

@@ -1,6 +1,6 @@
 """The rpcs QueryRoute and QueryAssignment (`RouteActivity`).
 
-They return a topic's queues with the proxy's own address in place of the brokers' addresses.
+Both return a topic's queues with the proxy's own address in place of the brokers' addresses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gantrymq.proxy.v2.service_pb2 import (
 from gantrymq.proxy.validation import check_topic, check_topic_and_group
 from gantrymq.proxy.wire_format import message_tag, number_tag, varint
 
-#: Queue id that means all queues of the broker: the broker distributes their messages itself.
+#: Queue id that means all queues of the broker, which distributes their messages itself.
 _ANY_QUEUE = -1
 _TYPES: dict[str, list[MessageType]] = {
     topic_types.NORMAL: [MessageType.NORMAL],
@@ -66,7 +66,7 @@ class Routing:
         self._brokers = brokers
         self._metadata = metadata
         self._responses = ResponseCache()
-        #: The port in routes. It is set when the proxy listens.
+        #: The port in routes, set when the proxy listens.
         self.port = config.grpc_server_port
 
     @property
@@ -92,7 +92,7 @@ class Routing:
     ) -> QueryAssignmentResponse | EncodedResponse:
         """Returns the readable queues for a consumer: one entry for each broker, which distributes its messages itself.
 
-        For a group with orderly consumption, it returns one entry for each queue.
+        For a group with orderly consumption, returns one entry for each queue.
         """
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
@@ -141,11 +141,11 @@ class _QueueEncoder:
 
     def __init__(self, topic: Resource, broker: Broker, types: Sequence[MessageType]) -> None:
         self._rest = MessageQueue(topic=topic, broker=broker, accept_message_types=types).SerializeToString()
-        #: By permission: the encoded fields that all its queues share.
+        #: By permission: the encoded fields that all queues with this permission share.
         self._common: dict[Permission, bytes] = {}
 
     def encode(self, field: bytes, queue_id: int, permission: Permission, inner_field: bytes = b"") -> bytes:
-        """Encodes a queue as field `field`. `inner_field` puts it into a message within that field. Both are tags."""
+        """Encodes a queue as the field with the tag `field`, within a nested message if `inner_field` is given."""
         common = self._common.get(permission)
         if common is None:
             common = self._common[permission] = (

@@ -20,7 +20,7 @@ log = peer_log(__name__)
 
 #: The protocol that TLS clients must request (RFC 9113, 3.2).
 _ALPN = ("h2",)
-#: Interval between two checks of idle connections, s. It is also the timeout of a ping.
+#: Interval between two checks of idle connections, and timeout of a ping, s.
 _LOOK_S = 10.0
 #: Interval between two checks for slow messages and incomplete input, s.
 _LOOK_AT_INPUTS_S = 1.0
@@ -31,8 +31,9 @@ _DRAIN_S = 3.0
 class ProxyServer:
     """Serves gRPC on one port. The constructor binds the port; `start` accepts connections.
 
-    If a connection is silent for `max_idle_s` and has no call, it is closed. If it has calls, the server sends a ping
-    and closes the connection only if there is no response. Raises GantryError if the port is in use.
+    If a connection has sent nothing for `max_idle_s`, the server closes it. If the connection has open calls, the
+    server first sends a ping, and closes the connection only without a response. Raises GantryError if the port is in
+    use.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Settings that a client must use: its own ones, completed by the proxy (`GrpcClientSettingsManager`).
+"""Settings that a client must use: its own settings, completed by the proxy (`GrpcClientSettingsManager`).
 
-A producer receives its retry policy and the largest body size. A consumer receives the policy of its group.
+A producer receives a retry policy and the largest body size. A consumer receives the retry policy of its group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]{0,63}")
 
 
 def settings_for(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> Settings:
-    """Returns a client's settings, completed by the proxy. `group` is a consumer's group; None if no broker has it."""
+    """Returns a client's completed settings. `group` is a consumer's group; None if no broker has the group."""
     merged = Settings()
     merged.CopyFrom(settings)
     if merged.HasField("publishing"):
@@ -58,7 +58,7 @@ def _complete_producer(settings: Settings, config: ProxyConfig) -> None:
 
 
 def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> None:
-    """Adds the group's settings, which override the client's. If no broker has the group, the client's count."""
+    """Adds the group's settings, which override the client's. Without a group, the client's settings stay."""
     added = Settings()
     subscription = added.subscription
     subscription.receive_batch_size = config.grpc_client_consumer_long_polling_batch_size
@@ -75,7 +75,7 @@ def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None
 
 
 def backoff_policy(group: SubscriptionGroupConfig) -> RetryPolicy:
-    """Returns the number and the delays of a group's delivery attempts."""
+    """Returns how many delivery attempts a group has, and their delays."""
     policy = group.group_retry_policy
     attempts = group.retry_max_times + 1
     if policy.type == EXPONENTIAL:

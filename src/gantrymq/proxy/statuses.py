@@ -1,7 +1,7 @@
 """Conversion of errors to statuses for clients (`ResponseBuilder`, `GrpcProxyException`).
 
-If an rpc fails, its response has a Status with a `Code`, and the gRPC status stays OK. Other gRPC status codes are for
-calls that do not reach a handler, or that cannot send a response.
+If an rpc fails, its response has a Status with a `Code`, and the gRPC status stays OK. Only calls that do not reach a
+handler, or cannot send a response, end with another gRPC status.
 """
 
 from __future__ import annotations
@@ -83,6 +83,6 @@ def status_of(error: Exception) -> Status:
 def broker_status(code: int, remark: str | None) -> Status:
     """Returns the status for an error response of a broker."""
     if code == ResponseCode.TOPIC_NOT_EXIST:
-        # Only for this error, Java's proxy sends code and text together (`ResponseBuilder.buildStatus`).
+        # For this error only, Java's proxy sends the text together with the code (`ResponseBuilder.buildStatus`).
         remark = f"CODE: {code}  DESC: {remark or ''}"
     return status(_CODES.get(code, Code.INTERNAL_SERVER_ERROR), str(code) if remark is None else remark)

@@ -36,7 +36,7 @@ class Telemetry:
     async def telemetry(self, call: Stream) -> None:
         """Processes the client's commands until the stream ends.
 
-        Raises GrpcError for an invalid command: a stream has no final response that could contain a status.
+        Raises GrpcError for an invalid command, because a stream has no final response that could contain a status.
         """
         try:
             async for command in call.requests():

@@ -11,7 +11,7 @@ from gantrymq.proxy.v2.definition_pb2 import Code
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-#: Number of characters of an invalid name in an error message.
+#: Error messages contain at most this many characters of an invalid name.
 _SHOWN = 200
 
 

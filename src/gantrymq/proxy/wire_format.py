@@ -1,4 +1,4 @@
-"""Protobuf's wire format. It serves to encode large responses without building each message."""
+"""Protobuf's wire format, to encode large responses without an object for each message."""
 
 from __future__ import annotations
 

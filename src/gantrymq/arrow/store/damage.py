@@ -1,8 +1,8 @@
 """Detects missing messages in a commit log, from its files and its consume queues.
 
-The log ends before the first incomplete record, as in the recovery of a broker. A crash can leave such a record, and
-this is no loss. A corrupt byte or a missing file also ends the log. In this case, complete records follow after the
-end, or consume queues point to positions after the end.
+The log ends before the first incomplete record, as in the recovery of a broker. A crash can leave such a record, which
+is no loss. A corrupt byte or a missing file also ends the log. In this case, complete records follow after the end, or
+consume queues point to positions after the end.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _queues_behind(queues: list[OfflineQueue], end: int) -> Iterator[Problem]:
 
 
 def first_unit_from(queue: OfflineQueue, physical_offset: int) -> int:
-    """Returns the queue offset of the first message at or after a physical offset; the end of the queue without one."""
+    """Returns the queue offset of the first message at or after a physical offset, or the end of the queue."""
     low, high = queue.first_offset, queue.end
     while low < high:
         middle = (low + high) // 2
@@ -118,7 +118,7 @@ def _rest(log: OfflineLog, end: LogEnd) -> Iterator[Problem]:
                     f"damaged, but has whole records from {record.physical_offset} on",
                     True,
                 )
-            # No problem if the end has a record now: a running broker has appended it.
+            # No problem if a record has been appended at the end by a running broker.
             return
         left_out = max(left_out, base + _length_without_zeros(view, start) - end.offset)
     if left_out > 0:

@@ -73,14 +73,14 @@ def plan(options: StoreOptions) -> list[LogRange]:
 
 
 def log_end(log: OfflineLog, queues: list[OfflineQueue], *, check_crc: bool) -> LogEnd:
-    """Returns the end of the log, which is before the first incomplete record.
+    """Returns the end of the log, before the first incomplete record.
 
     If `check_crc` is false, a record with a corrupt body doesn't always end the log. The log continues if complete
     records follow or a consume queue has the message, because a crash does not leave such records.
 
     Raises StoreError for files that aren't a commit log.
     """
-    # After the current file, there may be empty preallocated files.
+    # Empty preallocated files may follow the current file.
     begun = (file.base for file in reversed(log.files) if record_at(log, file.base, check_crc=True) is not None)
     end = LogEnd(next(begun, log.min_offset), None)
     for queue in queues:
@@ -132,7 +132,7 @@ def _split(
 
 
 def _first_behind(queue: OfflineQueue, physical_offset: int) -> int | None:
-    """Returns the physical offset of the queue's first message at or after `physical_offset`; None without one."""
+    """Returns the physical offset of the queue's first message at or after `physical_offset`, or None."""
     unit = queue.unit(first_unit_from(queue, physical_offset))
     return None if unit is None else unit.physical_offset
 

@@ -77,7 +77,7 @@ class _Rows:
     def read(self, data: bytes, position: int) -> ArrowRecords:
         """Parses the complete records of `data`, which begins at `position` of the file.
 
-        Raises RecordError for an invalid record, and for one with another position in it.
+        Raises RecordError for an invalid record, and for a record that contains another position.
         """
         options = self._options
         records = pulled_records(

@@ -16,7 +16,7 @@ from gantrymq.arrow.store.planning import LogRange, plan
 from gantrymq.arrow.store.rows import read_range
 from gantrymq.errors import ConfigError
 
-#: Arguments have these options, and a scan has no partitions.
+#: Options that are arguments of `scan_store`, and options of partitions, which a scan does not have.
 _OF_ARGUMENTS = {"path", "subscribe", "startingTimestamp", "endingTimestamp", "maxPartitionBytes"}
 SCAN_OPTIONS = tuple(name for name in STORE_OPTIONS if name not in _OF_ARGUMENTS)
 
@@ -33,7 +33,7 @@ def scan_store(
 ) -> pa.RecordBatchReader:
     """Reads the commit log of a broker, which need not be running.
 
-    The messages are in the order of the log. The scan ends at the end that the log has at the time of the call.
+    The messages are in the order of the log. The scan stops at the end of the log at the time of the call.
 
     Args:
         path: The storePathRootDir of a broker, or a directory with the files of its commit log.

@@ -237,7 +237,7 @@ async def copy_acl(
 async def _check_copy(
     confirmation: Confirmation, kind: str, names: list[str], existing: list[str], source: str, target: str
 ) -> Output | None:
-    """As `Confirmation.check`, for a copy to a broker. A copy that changes no existing object asks nothing."""
+    """Works like `Confirmation.check`, without a question for a copy that changes no existing object."""
     if not existing and not confirmation.dry_run:
         return None
     new = [name for name in names if name not in existing]
@@ -246,7 +246,7 @@ async def _check_copy(
 
 
 def _password(argument: str | None, file: Path | None) -> str | None:
-    """Returns the password of the command line, from its argument or a file; None without one."""
+    """Returns the password from the command line or a file; None without a password."""
     if file is None:
         return argument
     if argument is not None:
@@ -264,7 +264,7 @@ def _password(argument: str | None, file: Path | None) -> str | None:
 
 
 async def _targets(admin: AdminClient, cluster: str | None, broker: str | None) -> list[str]:
-    """Returns the brokers to change, including slaves, because each broker has a table of its own."""
+    """Returns the brokers to change, including slaves, because each broker has its own table."""
     one_target(cluster, broker)
     return [broker] if broker is not None else await admin.all_brokers_of(cluster or "")
 

@@ -267,7 +267,7 @@ async def query_cq(
 
 
 async def _config_of(admin: AdminClient, addresses: list[str]) -> dict[str, dict[str, str]]:
-    """Returns {broker: its configuration}, without brokers that refuse the request, for lack of a permission."""
+    """Returns {broker: its configuration}, without brokers that refuse the request because of a missing permission."""
     configs = {}
     for address in addresses:
         with suppress(BrokerError):
@@ -295,7 +295,7 @@ async def _cleaned(admin: AdminClient, broker: str | None, cluster: str | None) 
 
 
 async def _figures(admin: AdminClient, address: str) -> dict[str, Any]:
-    """Returns the figures of a broker for clusterList. They are all zero if the broker doesn't respond."""
+    """Returns the figures of a broker for clusterList, all zero if the broker doesn't respond."""
     try:
         info = await admin.runtime_info(address)
     except GantryError:

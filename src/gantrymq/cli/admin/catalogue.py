@@ -1,7 +1,7 @@
 """The commands of `gantry admin`: {module: {command: first sentence of its help}}.
 
-With this table, the list of commands needs no imports, and a command needs only the import of its module.
-`unsupported` has the commands that do not exist yet.
+With this table, the list of commands needs no imports, and a command only that of its module. `unsupported` has the
+commands that do not exist yet.
 """
 
 from __future__ import annotations

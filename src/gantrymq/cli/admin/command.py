@@ -49,10 +49,10 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
     """Returns a decorator that registers an async function as the command `name`.
 
     The docstring of the function is the help, which ends with an example (`EXAMPLES`). The parameters after the first
-    one are the options:
+    one are the options. Two names of parameters have a special effect:
 
-    - If it has the parameter `interval` (seconds) and this isn't 0, the command is repeated at this interval.
-    - If it has the parameter `confirmation`, the command has the options --dry-run and --yes.
+    - `interval` (seconds): the command is repeated at this interval, unless it is 0.
+    - `confirmation`: the command has the options --dry-run and --yes.
     """
 
     def register(function: AdminCommand[P]) -> None:

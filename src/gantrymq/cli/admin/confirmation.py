@@ -30,14 +30,14 @@ class Confirmation:
     yes: bool
 
     async def check(self, action: str, places: Sequence[str] = ()) -> Output | None:
-        """Returns the output of a dry run. Otherwise asks the user, and returns None if the change is confirmed.
+        """Returns the output of a dry run. Otherwise asks the user, and returns None after a confirmation.
 
         Scripts are not asked: without a terminal on standard input, the command runs as mqadmin does. If the user
         does not confirm, raises typer.Abort.
 
         Args:
             action: The change with the names of its objects, for example `delete topic 'orders'`.
-            places: Addresses of the servers that it changes.
+            places: Addresses of the servers that the action changes.
         """
         if places:
             action += f" on {', '.join(places)}"
@@ -49,7 +49,7 @@ class Confirmation:
 
 
 async def _confirmed(action: str) -> bool:
-    """Asks on standard error until the answer is yes or no. The end of the input is a no."""
+    """Asks on standard error until the answer is yes or no. The end of the input counts as no."""
     while True:
         typer.echo(f"{action}? [y/N]: ", nl=False, err=True)
         answer = (await _typed_line()).strip().lower()

@@ -103,7 +103,7 @@ async def consumer_status(
         try:
             info = await admin.consumer_running_info(group, connection.client_id, jstack=jstack, broker=broker)
         except GantryError as e:
-            # A consumer that has just disconnected, or doesn't support the request, must not hide the others.
+            # Show the other consumers even if one has just disconnected or doesn't support the request.
             document.append({"clientId": connection.client_id, "error": str(e)})
             parts.append(f"Consumer {connection.client_id}: {e}")
             continue

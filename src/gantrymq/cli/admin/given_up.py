@@ -1,4 +1,4 @@
-"""The command `givenUpTransactions`, for transactions that stayed open after all checks of the broker.
+"""The command `givenUpTransactions`, for transactions that are still open after the broker's last check.
 
 mqadmin has no such command.
 """

@@ -270,7 +270,7 @@ async def consume_message(
 async def _between(
     admin: AdminClient, queue: MessageQueue, expression: str, begin: str, end: str, offset: int | None = None
 ) -> AsyncIterator[MessageExt]:
-    """Yields the messages of a queue between two times. An empty time or a missing offset sets no limit."""
+    """Yields the messages of a queue between two times. An empty time or a missing offset means no limit."""
     address = await admin.broker_address(queue.broker_name)
     api = transport_of(admin).api
     first = await api.min_offset(address, queue.topic, queue.queue_id)

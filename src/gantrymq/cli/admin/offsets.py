@@ -111,7 +111,7 @@ async def _check(
     force: bool,
     cluster: str | None,
 ) -> Output | None:
-    """As `Confirmation.check`. A dry run also has the present and the new offset of each queue."""
+    """Works like `Confirmation.check`. A dry run also prints the present and the new offset of each queue."""
     servers = await admin.masters_of_topic(topic, cluster)
     plan = await confirmation.check(action, servers)
     if plan is None:

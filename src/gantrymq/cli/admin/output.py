@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import typer
 
-#: The width of tables in a pipe, in characters. It is large, so that each row is one line.
+#: The width of tables in a pipe, in characters, large enough for one line per row.
 _PIPE_WIDTH = 10_000
 
 
@@ -60,7 +60,7 @@ def settings(values: Mapping[str, str]) -> Table:
 
 
 def human_time(timestamp_ms: int) -> str:
-    """Formats a time as local time. The result is empty for 0 and -1, which mean never."""
+    """Formats a time as local time. Returns an empty text for 0 and -1, which mean never."""
     if timestamp_ms <= 0:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_ms / 1000)) + f",{timestamp_ms % 1000:03}"

@@ -136,7 +136,7 @@ def _producer(admin: AdminClient, *, trace: bool = False, unit_name: str = "") -
 
 
 async def _send_many(admin: AdminClient, topic: str, size: int, count: int) -> list[dict[str, Any]]:
-    """Sends messages to the queues of a topic in rotation, and returns one row for each, also for failed sends.
+    """Sends messages to the queues of a topic in rotation. Returns a row for each send, even if it failed.
 
     Raises NoRouteInfo for an unknown topic.
     """
@@ -164,7 +164,7 @@ async def _send_many(admin: AdminClient, topic: str, size: int, count: int) -> l
 
 
 def _average_ms(sent: list[dict[str, Any]]) -> float:
-    """Returns the average time of a send, without the first one, which opens the connection."""
+    """Returns the average time of a send, without the first send, which opens the connection."""
     later = sent[1:] or sent
     return float(sum(one["rtMs"] for one in later) / len(later))
 

@@ -35,7 +35,8 @@ async def stats_all(
         try:
             of_topic = await _of_topic(admin, name)
         except GantryError:
-            # The topic was just deleted, or its brokers are down. This is an error only for a topic that was named.
+            # The topic was just deleted, or its brokers are down. This is an error only for a topic in the command
+            # line.
             if topic:
                 raise
             continue

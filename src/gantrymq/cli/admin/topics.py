@@ -209,7 +209,7 @@ async def topic_list(
             clusters = await admin.clusters_of_topic(topic)
             groups = await admin.groups_of_topic(topic)
         except GantryError:
-            # A topic whose brokers are down has neither.
+            # A topic whose brokers are down has neither clusters nor groups.
             clusters, groups = [], []
         rows.append({"topic": topic, "clusters": clusters, "consumerGroups": groups})
     return listing(
@@ -237,7 +237,7 @@ async def update_order_conf(
         if not order_conf:
             raise typer.BadParameter("put needs it", param_hint="'-v' / '--orderConf'")
         action = f"set the order configuration of topic {topic!r} to {order_conf!r}"
-        # This neither deletes nor resets, so it asks nothing.
+        # This change neither deletes nor resets, so it needs no confirmation.
         if confirmation.dry_run and (plan := await confirmation.check(action, admin.name_servers)):
             return plan
         await admin.put_order_conf(topic, order_conf)

@@ -32,7 +32,7 @@ def one_target(cluster: str | None, broker: str | None) -> None:
 
 
 def parse_time(text: str, hint: str) -> int:
-    """Returns a time in ms since the epoch, as `time_of`.
+    """Returns a time in ms since the epoch, like `time_of`.
 
     Raises typer.BadParameter for other text. `hint` is the name of the option in the error.
     """

@@ -32,11 +32,11 @@ class AdminAuth(AdminBase):
     # -- users --------------------------------------------------------------------------------------------------
 
     async def create_user(self, addresses: Sequence[str], user: UserInfo) -> None:
-        """Creates a user. It needs a name and a password. Default: type Normal, enabled."""
+        """Creates a user from a name and a password. Default: type Normal, enabled."""
         await self._put_user(RequestCode.AUTH_CREATE_USER, "creating", addresses, user)
 
     async def update_user(self, addresses: Sequence[str], user: UserInfo) -> None:
-        """Changes password, type and status of a user, except those that are None."""
+        """Changes password, type and status of a user. None leaves a value unchanged."""
         await self._put_user(RequestCode.AUTH_UPDATE_USER, "changing", addresses, user)
 
     async def delete_user(self, addresses: Sequence[str], username: str) -> None:
@@ -85,7 +85,7 @@ class AdminAuth(AdminBase):
         return decode_json(response.body, AclInfo) if response.body else None
 
     async def acls(self, address: str, subject_filter: str = "", resource_filter: str = "") -> list[AclInfo]:
-        """Returns the permissions on one broker whose subject and resource contain the filters."""
+        """Returns one broker's permissions whose subject and resource contain the filters."""
         header = ListAclsRequestHeader(subject_filter=subject_filter or None, resource_filter=resource_filter or None)
         response = await self._call(address, RequestCode.AUTH_LIST_ACL, header)
         return decode_json(response.body, list[AclInfo]) if response.body else []

@@ -45,7 +45,7 @@ class AdminOptions(TransportOptions):
 
 @dataclass(frozen=True, slots=True)
 class AdminTransport:
-    """Connections of an AdminClient. Other packages get them from `transport_of`; they are not part of the API."""
+    """Connections of an AdminClient. Other packages call `transport_of`; this class is not part of the API."""
 
     options: AdminOptions
     timeout_ms: int
@@ -84,7 +84,7 @@ class AdminBase:
         self._routes = Routes(api, self._name_servers) if self._name_servers else None
 
     async def close(self) -> None:
-        """Closes the connections, also if the caller is cancelled. A second call has no effect."""
+        """Closes the connections, even if the caller is cancelled. A second call has no effect."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._transport.remoting.close())
         await result_of(self._closing)
@@ -135,7 +135,7 @@ class AdminBase:
         return found
 
     async def broker_address(self, broker_name: str) -> str:
-        """Returns HOST:PORT of the broker's master, or of a slave if it has none. Raises ClientError."""
+        """Returns HOST:PORT of the broker's master, or of a slave if there is no master. Raises ClientError."""
         broker = (await self.cluster_info()).broker_addr_table.get(broker_name)
         address = broker and any_address(broker)
         if not address:
@@ -143,7 +143,7 @@ class AdminBase:
         return address
 
     async def _targets(self, cluster: str | None, broker: str | None) -> list[str]:
-        """Returns the address of the broker, or of the cluster's masters. Raises ClientError unless one is given."""
+        """Returns the address of `broker`, or those of the cluster's masters. Raises ClientError if both are None."""
         if (cluster is None) == (broker is None):
             raise ClientError("either a cluster or a broker's address is needed")
         return [broker] if broker is not None else await self.masters_of(cluster or "")
@@ -159,7 +159,7 @@ class AdminBase:
         *,
         timeout_ms: int | None = None,
     ) -> RemotingCommand:
-        """Sends a request and returns the response. Raises BrokerError unless it is SUCCESS, or a RemotingError."""
+        """Sends a request and returns a successful response. Raises BrokerError for another one, or a RemotingError."""
         request = RemotingCommand.request(code, header, body)
         return await self._transport.remoting.call(address, request, timeout_ms or self._transport.timeout_ms)
 
@@ -176,7 +176,7 @@ class AdminBase:
     async def _each(self, what: str, addresses: Iterable[str], request: Callable[[str], Awaitable[T]]) -> dict[str, T]:
         """Sends requests concurrently. Returns {address: result}.
 
-        If some fail, raises PartialFailure. If there is only one address, raises its own error.
+        If some requests fail, raises PartialFailure. With only one address, raises the error of its request.
         """
         addresses = list(dict.fromkeys(addresses))
         if len(addresses) == 1:
@@ -190,7 +190,7 @@ class AdminBase:
 
 
 async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | GantryError:
-    # The request is created here, because a task that is cancelled before its first step would not await it.
+    # The task creates the coroutine itself: a task cancelled before its first step would never await one passed in.
     try:
         return await request(address)
     except GantryError as e:

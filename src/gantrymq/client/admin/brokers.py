@@ -40,7 +40,7 @@ class AdminBrokers(AdminBase):
         )
 
     async def broker_stats(self, address: str, stats_name: str, stats_key: str) -> BrokerStatsData | None:
-        """Returns a counter of the broker by minute, hour and day, or None. Names are in `Stats`: TOPIC_PUT_NUMS ..."""
+        """Returns a counter by minute, hour and day, or None. `Stats` has the names of counters: TOPIC_PUT_NUMS ..."""
         header = ViewBrokerStatsDataRequestHeader(stats_name=stats_name, stats_key=stats_key)
         try:
             response = await self._call(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
@@ -54,7 +54,7 @@ class AdminBrokers(AdminBase):
     async def consume_queue(
         self, address: str, topic: str, queue_id: int, index: int, count: int = 10, group: str | None = None
     ) -> QueryConsumeQueueResponseBody:
-        """Returns `count` entries of a consume queue from `index` on. With `group`, also whether its filter matches."""
+        """Returns `count` consume queue entries from `index` on. With `group`, also whether the filter matches."""
         header = QueryConsumeQueueRequestHeader(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
         )

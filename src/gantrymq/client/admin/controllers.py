@@ -24,7 +24,7 @@ from gantrymq.protocol.headers.controller import (
 
 
 class AdminControllers(AdminBase):
-    """Requests to controllers. A `controller` is HOST:PORT of any one of them; the leader receives the request."""
+    """Requests to controllers. `controller` is HOST:PORT of any controller; the request goes to the leader."""
 
     async def controller_metadata(self, controller: str) -> GetMetaDataResponseHeader:
         """Returns the leader and the members of a controller's group."""
@@ -43,8 +43,8 @@ class AdminControllers(AdminBase):
     ) -> tuple[ElectMasterResponseHeader, dict[int, str]]:
         """Makes the broker with this id the master.
 
-        Returns the new state, and the addresses of the set's brokers by id. Raises BrokerError if it is already the
-        master, or not in sync.
+        Returns the new state, and the addresses of the set's brokers by id. Raises BrokerError if the broker is already
+        the master, or is not in sync.
         """
         header = ElectMasterRequestHeader(
             cluster_name=cluster, broker_name=broker_name, broker_id=broker_id, designate_elect=True
@@ -63,7 +63,7 @@ class AdminControllers(AdminBase):
         broker_ids: Sequence[int] = (),
         living_too: bool = False,
     ) -> None:
-        """Removes brokers of a set from the controllers; without `broker_ids`, all of them.
+        """Removes brokers of a set from the controllers. Default: all brokers of the set.
 
         Raises BrokerError if a broker is alive, unless `living_too` is true.
         """

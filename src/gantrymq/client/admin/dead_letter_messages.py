@@ -1,7 +1,7 @@
-"""Dead-letter messages: sends them again after the consumers of a group failed on them too often.
+"""Dead-letter messages: sends messages again that the consumers of a group failed to handle too often.
 
-They are in the topic %DLQ%group, with a queue on each broker. The brokers keep the position up to which they were sent
-again, as the offset of the group TOOLS_CONSUMER.
+The topic %DLQ%group contains these messages and has a queue on each broker. The offset of the group TOOLS_CONSUMER is
+the position up to which the messages were sent again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PUT_ON_THE_WAY = frozenset(
 
 
 class ResentMessages(NamedTuple):
-    """Numbers of dead-letter messages that were sent again, left out by a filter, or unreadable."""
+    """How many dead-letter messages were sent again, left out by a filter, or unreadable."""
 
     resent: int
     left_out: int
@@ -91,7 +91,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
     ) -> ResentMessages:
         """Sends the dead-letter messages of a group again, except those that an earlier call has processed.
 
-        They go only to this group, through its retry topic, and get the full number of retries. A message keeps its
+        The messages go only to this group, through its retry topic, and get all retries again. A message keeps its
         body, keys, tags, properties and unique key. If the call fails or is cancelled, the last messages may be sent
         twice.
 

@@ -1,8 +1,8 @@
 """Transactions that a broker has stopped checking. Their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
-A broker moves a half message there after too many checks, or after too long a time. The topic has a queue on each
-broker. An operator commits or rolls the transactions back, oldest first. If the record refers to its half message, the
-broker ends the transaction. This has no effect if the producer has already ended it.
+A broker moves a half message to this topic after `transactionCheckMax` checks, or after `transactionTimeoutMax`. The
+topic has a queue on each broker. An operator commits or rolls the transactions back, oldest first. If the record refers
+to its half message, the broker ends the transaction, unless the producer has already ended it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AdminGivenUp(AdminReadPositions):
     """Requests for the topic TRANS_CHECK_MAX_TIME_TOPIC."""
 
     async def given_up_transactions(self, max_messages: int = 1000) -> list[MessageExt]:
-        """Returns the half messages that are not decided, oldest of each broker first, at most `max_messages`."""
+        """Returns at most `max_messages` half messages of open transactions, oldest of each broker first."""
         found: list[MessageExt] = []
         for queue in await self._given_up_queues():
             async with self._read_position(queue, again=False) as position:
@@ -39,11 +39,11 @@ class AdminGivenUp(AdminReadPositions):
         return found
 
     async def end_given_up(self, *, commit: bool, max_messages: int | None = None) -> int:
-        """Commits half messages, which sends them to their topics, or drops them; oldest first. Returns their number.
+        """Commits half messages to their topics, or drops them, oldest first. Returns how many.
 
         A committed message keeps its body, keys, tags, properties and unique key. Unreadable messages are logged and
-        skipped. A transaction that its producer has ended counts here, but does not change. If the call fails or is
-        cancelled, the last messages may be sent twice, unless their half messages still exist.
+        skipped. The result includes transactions that a producer has already ended; these do not change. If the call
+        fails or is cancelled, the last messages may be sent twice, unless their half messages still exist.
 
         Args:
             commit: True commits, false drops.
@@ -71,7 +71,7 @@ class AdminGivenUp(AdminReadPositions):
         """Ends the transaction on the broker. Returns false if the half message is deleted. Raises BrokerError."""
         offset = given_up.prepared_transaction_offset
         if not offset:
-            # A Java broker does not store which half message it was.
+            # A Java broker does not store the position of the original half message.
             return False
         unique_key = given_up.properties.get(names.UNIQUE_KEY, "")
         try:
@@ -79,7 +79,7 @@ class AdminGivenUp(AdminReadPositions):
         except BrokerError as e:
             if e.code != ResponseCode.SYSTEM_ERROR:
                 raise
-            # It is deleted, so its producer cannot end the transaction either.
+            # The half message is deleted, so its producer cannot end the transaction either.
             return False
         if half.topic != TRANSACTION_HALF_TOPIC or half.properties.get(names.UNIQUE_KEY, "") != unique_key:
             return False

@@ -77,7 +77,7 @@ class AdminGroups(AdminTopics):
     async def delete_group(
         self, group: str, *, cluster: str | None = None, broker: str | None = None, remove_offsets: bool = False
     ) -> list[str]:
-        """Deletes a group's configuration; with `cluster`, also its retry and dead-letter topics."""
+        """Deletes a group's configuration; with `cluster`, also the group's retry and dead-letter topics."""
         addresses = await self._targets(cluster, broker)
         header = DeleteSubscriptionGroupRequestHeader(group_name=group, clean_offset=remove_offsets)
         await self._each(
@@ -127,7 +127,7 @@ class AdminGroups(AdminTopics):
         return [topic.removeprefix(RETRY_TOPIC_PREFIX) for topic in topics if topic.startswith(RETRY_TOPIC_PREFIX)]
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Returns for each queue the end offset and the group's offset, of all topics or one. Raises NoRouteInfo."""
+        """Returns the end offset and the group's offset of each queue, of all topics or one. Raises NoRouteInfo."""
 
         async def stats(address: str) -> ConsumeStats:
             header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
@@ -166,9 +166,9 @@ class AdminGroups(AdminTopics):
     # -- connections --------------------------------------------------------------------------------------------
 
     async def consumer_connection(self, group: str, broker: str | None = None) -> ConsumerConnection:
-        """Returns the group's consumers and subscriptions, from any of its brokers or the given one.
+        """Returns the group's consumers and subscriptions, from `broker` or from any broker of the group.
 
-        Raises BrokerError with CONSUMER_NOT_ONLINE if there are none, NoRouteInfo for an unknown group.
+        Raises BrokerError with CONSUMER_NOT_ONLINE if there is no consumer, and NoRouteInfo for an unknown group.
         """
         address = broker or (await self.holders(retry_topic(group)))[0]
         header = GroupRequestHeader(consumer_group=group)
@@ -189,7 +189,7 @@ class AdminGroups(AdminTopics):
     async def consumer_running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker: str | None = None
     ) -> ConsumerRunningInfo:
-        """Returns the state that a consumer reports: queues, rates. Raises BrokerError if it is gone or hangs."""
+        """Returns a consumer's own report: queues, rates. Raises BrokerError if the consumer is gone or hangs."""
         address = broker or (await self.holders(retry_topic(group)))[0]
         header = GetConsumerRunningInfoRequestHeader(consumer_group=group, client_id=client_id, jstack_enable=jstack)
         response = await self._call(

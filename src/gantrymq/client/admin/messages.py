@@ -47,7 +47,7 @@ class MessageTrack(NamedTuple):
 
 
 def index_key(message: MessageExt, key_type: str, key: str) -> str:
-    """Returns the position of a message in RocksDB's index of Java brokers, for `last_key` of `messages_by_key`.
+    """Returns a message's position in the RocksDB index of Java brokers, for `last_key` of `messages_by_key`.
 
     Source: `QueryMsgByKeySubCommand.queryByKey`.
     """
@@ -63,7 +63,7 @@ class AdminMessages(AdminOffsets):
     async def message_by_id(
         self, topic: str, message_id: str, *, cluster: str | None = None, broker: str | None = None
     ) -> MessageExt | None:
-        """Returns a message by its offset message id, which contains its position, or by its unique key; else None.
+        """Returns a message by its offset message id or its unique key; None if there is no such message.
 
         `broker` (HOST:PORT) searches only this broker. Raises NoRouteInfo.
         """
@@ -72,7 +72,8 @@ class AdminMessages(AdminOffsets):
             brokers = [data for data in brokers if broker in data.broker_addrs.values()]
         try:
             address, _ = decode_offset_message_id(message_id)
-            # A unique key has the same length with IPv4. Its bytes in the place of the address match no broker.
+            # A unique key can have the same length as an id with an IPv4 address, but its address bytes match no
+            # broker.
             if any(address in data.broker_addrs.values() for data in brokers):
                 return await self.message_by_offset_id(message_id, topic)
         except (ProtocolError, BrokerError):
@@ -81,7 +82,7 @@ class AdminMessages(AdminOffsets):
         return next(iter(found), None)
 
     async def message_by_offset_id(self, message_id: str, topic: str | None = None) -> MessageExt:
-        """Returns the message at the position in its id. Raises BrokerError if there is none, or ProtocolError."""
+        """Returns the message at the position in the id. Raises BrokerError without a message, or ProtocolError."""
         address, offset = decode_offset_message_id(message_id)
         header = ViewMessageRequestHeader(offset=offset, topic=topic)
         response = await self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
@@ -101,7 +102,7 @@ class AdminMessages(AdminOffsets):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[MessageExt]:
-        """Returns messages with this unique key, sorted by store time. A retried send can leave several.
+        """Returns messages with this unique key, sorted by store time. A retried send can store several.
 
         Args:
             topic: Topic to search.
@@ -120,7 +121,7 @@ class AdminMessages(AdminOffsets):
             topic=topic, key=unique_key, max_num=max_num, begin_timestamp=begin_ms, end_timestamp=end_ms
         )
         found = await self._query(header, cluster, broker, unique=True)
-        # Brokers look a unique key up for any store time.
+        # Brokers ignore the store time when they search by unique key.
         return [
             message
             for message in found
@@ -140,7 +141,7 @@ class AdminMessages(AdminOffsets):
         key_type: Literal["K", "T"] = "K",
         last_key: str | None = None,
     ) -> list[MessageExt]:
-        """Returns messages with `key` among their keys, or as their tags, sorted by store time.
+        """Returns messages with this key or, for `key_type` T, with these tags, sorted by store time.
 
         Args:
             topic: Topic to search.
@@ -163,7 +164,7 @@ class AdminMessages(AdminOffsets):
             max_num=max_num,
             begin_timestamp=timestamp_ms("begin", begin),
             end_timestamp=timestamp_ms("end", end),
-            # Without it, the request is that of older clients.
+            # The request of older clients has no key type.
             index_type=None if key_type == "K" else key_type,
             last_key=last_key,
         )
@@ -214,9 +215,9 @@ class AdminMessages(AdminOffsets):
         end: datetime | int = FOREVER_MS,
         ends: bool = False,
     ) -> list[TraceView]:
-        """Returns traces of a message, sorted by time: sends and consumptions; with `ends`, also ends of transactions.
+        """Returns a message's traces, sorted by time: sends, consumptions and, with `ends`, ends of transactions.
 
-        Only clients with traces on write them. Raises NoRouteInfo if there is no trace topic.
+        Only clients with enabled traces write traces. Raises NoRouteInfo if there is no trace topic.
         """
         found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin=begin, end=end)
         views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]
@@ -225,7 +226,7 @@ class AdminMessages(AdminOffsets):
     # -- consuming ----------------------------------------------------------------------------------------------
 
     async def message_track(self, message: MessageExt) -> list[MessageTrack]:
-        """Returns for each group whether it has consumed the message, judged by its offsets."""
+        """Returns whether each group has consumed the message, judged by the group's offsets."""
         return [await self._track(message, group) for group in await self.groups_of_topic(message.topic)]
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:

@@ -35,7 +35,7 @@ class AdminOffsets(AdminGroups):
     ) -> dict[MessageQueue, int]:
         """Resets the group to the first messages stored at or after a time.
 
-        The brokers notify its consumers. For a group without consumers, this method commits the offsets.
+        The brokers notify the group's consumers. For a group without consumers, this method commits the offsets.
 
         Args:
             group: Consumer group.
@@ -82,7 +82,7 @@ class AdminOffsets(AdminGroups):
     async def planned_offsets(
         self, group: str, topic: str, timestamp: datetime | int, *, force: bool = True, cluster: str | None = None
     ) -> dict[MessageQueue, tuple[int | None, int]]:
-        """Returns the committed offset of each queue, and the offset to which `reset_offset` would reset it."""
+        """Returns the committed offset of each queue, and the new offset that `reset_offset` would set."""
         at_ms = _time_ms(timestamp)
         route = await self.topic_route(_route_topic(topic, cluster))
         masters = {b.broker_name: b.master_address for b in route.broker_datas if b.master_address}
@@ -154,7 +154,7 @@ class AdminOffsets(AdminGroups):
     async def _commit_offsets(
         self, broker: BrokerData, group: str, topic: str, queue_nums: int, at_ms: int, force: bool
     ) -> dict[MessageQueue, int]:
-        """Finds each queue's offset and commits it, for a group without consumers."""
+        """Commits each queue's new offset for a group without consumers."""
         address = broker.master_address
         assert address
 

@@ -73,7 +73,7 @@ class AdminTopics(AdminNamesrv):
     async def ensure_topic(
         self, topic: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, cluster: str | None = None
     ) -> bool:
-        """Creates a topic on all masters that lack it. Returns whether there were any.
+        """Creates a topic on all masters that lack it. Returns whether any master did.
 
         Existing topics do not change. The method returns when a NameServer's route contains all these brokers, so that
         new producers use all of them.

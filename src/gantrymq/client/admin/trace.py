@@ -34,7 +34,7 @@ class TraceView(msgspec.Struct, rename="camel"):
 
 
 def decode_trace(body: bytes, client_host: str, *, ends: bool = False) -> list[TraceView]:
-    """Decodes sends and consumptions from a trace message; with `ends`, also ends of transactions.
+    """Decodes sends, consumptions and, with `ends`, ends of transactions from a trace message.
 
     Other lines are ignored. Raises BodyError for a line with missing fields or invalid numbers.
     """
@@ -55,7 +55,7 @@ def decode_trace(body: bytes, client_host: str, *, ends: bool = False) -> list[T
 
 def _send(fields: list[str], client_host: str) -> TraceView:
     _, timestamp, _, group, topic, msg_id, tags, keys, store_host, _, cost_time, _, *rest = fields
-    # Old clients do not write the offset message id before it.
+    # Old clients do not write the offset message id, which comes before this field.
     success = rest[0] if len(rest) == 1 else rest[1]
     return TraceView(
         "Pub",

@@ -4,5 +4,5 @@
 queue. Handlers run in `handler_pool.py`; `concurrently.py` or `orderly.py` schedules the messages. `rebalance` and
 `process_queue` contain no I/O.
 
-The parts of a consumer take a `ConsumerContext` (`consumer_context.py`).
+A `ConsumerContext` (`consumer_context.py`) has the objects that the parts of a consumer share.
 """

@@ -81,10 +81,9 @@ class AssignedQueues:
         #: Time of each queue's last offset correction (loop time, s).
         self._moved_at: dict[MessageQueue, float] = {}
         self._moves = Tasks(f"a queue of group {context.group} that goes on elsewhere")
-        #: Held during a change of the queues, so that a seek and a rebalance of one queue do not overlap.
+        #: Locked while the queues change, so that a seek and a rebalance of one queue do not overlap.
         self._changing = asyncio.Lock()
-        #: Each change runs in its own task: if it stopped halfway, because its caller was cancelled, no one would pull
-        #: the queue.
+        #: Each change runs in its own task, so that it is completed even if its caller is cancelled.
         self._changes: dict[asyncio.Task[None], None] = {}
         self._committer = Repeating(f"the commit of group {context.group}", self._commit_each, COMMIT_INTERVAL_S)
         if commits:
@@ -105,11 +104,11 @@ class AssignedQueues:
         return self._queues[queue][0]
 
     async def assign(self, topic: str, queues: set[MessageQueue]) -> None:
-        """Makes `queues` the assigned queues of `topic`. If one cannot be added, raises its error after the others."""
+        """Makes `queues` the assigned queues of `topic`. Adds as many as possible, then raises the first error."""
         await self._as_a_whole(self._assign(topic, queues))
 
     async def _assign(self, topic: str, queues: set[MessageQueue]) -> None:
-        # Outside of the lock, because the callback may call `seek`.
+        # Without the lock, because the callback may call `seek`.
         await self._assignment.revoked({queue for queue in self._queues if queue.topic == topic} - queues)
         async with self._changing:
             held = {queue for queue in self._queues if queue.topic == topic}
@@ -195,7 +194,7 @@ class AssignedQueues:
             await self._assignment.revoked(revoked)
 
     async def _release(self, queue: MessageQueue) -> None:
-        """Revokes a queue. Its next owner receives the messages that are not handled."""
+        """Revokes a queue. The queue's next owner receives the messages that are not handled."""
         process_queue = await self._drop(queue)
         if self._commits:
             await self._commit_last(process_queue)
@@ -241,7 +240,7 @@ class AssignedQueues:
         self._moves.start(self._go_on_at(process_queue, offset))
 
     async def _go_on_at(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Corrects the offset of a queue: the broker has no message at the old one, or an operator reset it."""
+        """Corrects a queue's offset, because the broker has no message there or an operator reset the offset."""
         queue, now = process_queue.queue, asyncio.get_running_loop().time()
         earliest = self._moved_at.get(queue, -inf) + MOVE_PAUSE_S
         self._moved_at[queue] = max(now, earliest)
@@ -253,7 +252,7 @@ class AssignedQueues:
             log.warning("%s can't go on at %d: %s", queue, offset, e)
 
     def take_anew(self, process_queue: ProcessQueue) -> None:
-        """Restarts a queue at the committed offset, because another consumer had its lock in the meantime."""
+        """Restarts a queue at the committed offset, because another consumer had the queue's lock in the meantime."""
         self._moves.start(self._take_anew(process_queue))
 
     async def _take_anew(self, process_queue: ProcessQueue) -> None:
@@ -300,7 +299,8 @@ class AssignedQueues:
                 {held.queue: held.commit_offset for held in process_queues if self._is_own(held)}
             )
         except Exception as e:
-            # Any error, because hooks are user code. The next commit, or the next owner of the queue, commits again.
+            # Any error, because hooks are user code. A later commit of this consumer, or the queue's next owner,
+            # commits again.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
             self._client.failure_log.report(what, e)
 
@@ -311,7 +311,7 @@ class AssignedQueues:
         await self._commit(*process_queues)
 
     def _is_own(self, process_queue: ProcessQueue) -> bool:
-        """Returns false if another consumer had the lock in the meantime. Its committed offset may be larger."""
+        """Returns false if another consumer had the lock in the meantime and may have committed a larger offset."""
         return self._locks is None or not self._locks.was_lost(process_queue.queue)
 
     async def _commit_each(self) -> None:

@@ -21,8 +21,8 @@ ErrorCallback = Callable[[Exception], object]
 
 #: Default timeout of `wait_assigned`, in seconds.
 WAIT_S = 30.0
-#: Longest time that a callback waits for the previous one, s. Without a limit, a callback that closes its own consumer
-#: would wait for itself.
+#: Longest time that a callback waits for the previous callback, s. Without a limit, a callback that closes its own
+#: consumer would wait for itself.
 _CALLBACK_S = 10.0
 
 
@@ -59,7 +59,7 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """True if the consumer has queues and their last pulls succeeded. False if other members have all queues."""
+        """True if the consumer has queues and all of their last pulls succeeded."""
         return self.is_open and bool(self.queues) and not any(queue.error for queue in self.queues.values())
 
 
@@ -82,7 +82,7 @@ class Assignment:
         self._running: asyncio.Future[object] | None = None
 
     def notify_in_threads(self) -> None:
-        """Calls plain callbacks in threads, where they may block until the event loop has done something."""
+        """Calls plain callbacks in threads, where a callback may block on work of the event loop."""
         self._threads = True
 
     async def assigned(self, queues: Collection[MessageQueue]) -> None:
@@ -100,7 +100,7 @@ class Assignment:
             changed.set()
 
     async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_s: float) -> set[MessageQueue]:
-        """Waits for queues of the application and returns them. Raises TimeoutError, and the errors of `queues`."""
+        """Waits for queues of the application and returns them. Raises TimeoutError or an error of `queues`."""
         changed = asyncio.Event()
         self._waiting[changed] = None
         try:
@@ -128,7 +128,7 @@ class Assignment:
             log.exception("%s failed", getattr(callback, "__name__", callback))
 
     async def _in_thread(self, callback: QueuesCallback, queues: set[MessageQueue]) -> object:
-        """Runs a callback in a thread after the previous one, which continues even if its caller was cancelled."""
+        """Runs a callback in a thread, after the previous callback, which may outlive its cancelled caller."""
         if self._running is not None and not self._running.done():
             await asyncio.wait({self._running}, timeout=_CALLBACK_S)
         self._running = asyncio.ensure_future(asyncio.to_thread(callback, queues))

@@ -21,7 +21,7 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Delay before the handler gets a message again that could not be sent back (submitConsumeRequestLater), s.
+#: If a message cannot be sent back, the handler gets it again after this delay (submitConsumeRequestLater), s.
 RETRY_LOCALLY_S = 5.0
 #: Longest interval between two checks for slow handlers, s.
 _LONGEST_CHECK_INTERVAL_S = 60.0
@@ -34,9 +34,9 @@ _TIMEOUT_DELAY_LEVEL = 3
 class ConsumeConcurrently:
     """Runs the handler and sends failed messages back to the broker.
 
-    If a handler takes longer than `timeout_s`, its message is sent back too, so that it does not block the committed
-    offset. Without `send_back`, for broadcasting consumers, failures are only logged. `wire_topic` returns the topic of
-    a message with its namespace.
+    If a handler takes longer than `timeout_s`, its message is also sent back, so that the committed offset can advance.
+    Without `send_back`, for broadcasting consumers, failures are only logged. `wire_topic` returns the topic of a
+    message with its namespace.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ConsumeConcurrently:
         self._send_back_to = send_back
         self._timeout_s = timeout_s
         self._wire_topic = wire_topic
-        #: Messages that are being sent back. None of them is sent back a second time.
+        #: Messages that are being sent back. None of these is sent back a second time.
         self._under_way: set[MessageExt] = set()
         self._sending_back = Tasks("the sending back of a message")
         self._later = Tasks("another try of a message that couldn't be sent back")
@@ -118,7 +118,7 @@ class ConsumeConcurrently:
             self._under_way.discard(message)
 
     async def _again(self, process_queue: ProcessQueue, message: MessageExt) -> None:
-        """Passes the message to the handler again. If the handler still runs on it, that run decides."""
+        """Passes the message to the handler again. If the handler still runs, that run's result counts instead."""
         await asyncio.sleep(RETRY_LOCALLY_S)
         if message in process_queue and not any(running.message is message for running in self.pool.running()):
             message.reconsume_times += 1
@@ -130,7 +130,7 @@ class ConsumeConcurrently:
         for source, message, started in self.pool.running():
             process_queue = cast(ProcessQueue, source)
             if started <= deadline and not process_queue.dropped and message in process_queue:
-                assert self._send_back_to is not None  # Without it, nothing checks for slow handlers.
+                assert self._send_back_to is not None  # Without a timeout, nothing checks for slow handlers.
                 following = self._send_back_to.following(message, _TIMEOUT_DELAY_LEVEL)
                 log.warning("handler takes more than %g s: %s; %s", self._timeout_s, failed_attempt(message), following)
                 self._give_back(process_queue, message, _TIMEOUT_DELAY_LEVEL)

@@ -26,7 +26,7 @@ class TopicCounters:
 
 
 class ConsumeStatistics:
-    """Counters of each topic, and the rates of the last minute and failures of the last hour derived from them."""
+    """Counters of each topic. Computes rates of the last minute and failures of the last hour."""
 
     def __init__(self) -> None:
         self._counters: dict[str, TopicCounters] = {}

@@ -74,7 +74,7 @@ class GroupConsumer(Lifecycle):
     def __init__(self, options: ConsumerOptions) -> None:
         super().__init__()
         self._options = options
-        #: Errors since the last start; kept after a close.
+        #: Errors since the last start; also available after a close.
         self._failure_log = FailureLog()
         self._wire_group = options.wire_group
         self.group = options.group
@@ -158,7 +158,7 @@ class GroupConsumer(Lifecycle):
 
 
 class PullingConsumer(GroupConsumer):
-    """A consumer that pulls queues: its share of the group's queues, or all queues with `broadcasting`."""
+    """A consumer that pulls its share of the group's queues or, with `broadcasting`, all queues."""
 
     _options: PullingOptions
 
@@ -213,7 +213,7 @@ class PullingConsumer(GroupConsumer):
         return self.assignment
 
     def notify_in_threads(self) -> None:
-        """Calls `on_assigned` and `on_revoked` in threads if they are plain functions."""
+        """Makes `on_assigned` and `on_revoked` run in threads if they are plain functions."""
         self._assigned.notify_in_threads()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""ConsumerLocks: locks on the broker for orderly consumption. One consumer of a group holds the lock of a queue.
+"""ConsumerLocks: queue locks on the broker for orderly consumption. Only one consumer of a group has a queue's lock.
 
 Source: client/impl/consumer/RebalanceImpl (lock, lockAll, unlock), ProcessQueue (isLockExpired).
 """
@@ -33,11 +33,11 @@ class ConsumerLocks:
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        #: Time of each queue's last lock (monotonic, time). _NEVER if it is not locked, or its lock was lost.
+        #: Time of each queue's last lock (monotonic, time). _NEVER if the queue is not locked, or its lock was lost.
         self._locked: dict[MessageQueue, tuple[float, float]] = {}
-        #: Queues that another consumer has locked in the meantime. Their local state is outdated.
+        #: Queues whose lock another consumer had in the meantime. Their local state is outdated.
         self._lost: set[MessageQueue] = set()
-        #: Queues of lock requests without a response.
+        #: Queues of pending lock requests.
         self._asked: set[MessageQueue] = set()
         self._renewer = Repeating(f"the renewal of the locks of group {group}", self.renew, RENEW_INTERVAL_S)
         self._renewer.start()
@@ -73,14 +73,14 @@ class ConsumerLocks:
         return locked
 
     async def renew(self) -> None:
-        """Renews all locks. Those that the broker refuses count as lost (`RebalanceImpl.lockAll`)."""
+        """Renews all locks. A lock that the broker refuses counts as lost (`RebalanceImpl.lockAll`)."""
         held = set(self._locked)
         locked = await self._lock_at_brokers(held)
         if lost := (held - locked) & self._locked.keys():
             log.warning("group %s can't renew the locks of %s", self._group, queues_by_topic(lost))
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Releases locks. If that fails, they expire on the broker."""
+        """Releases locks. If the request fails, the locks expire on the broker."""
         given_back = list(queues)
         for queue in given_back:
             self._locked.pop(queue, None)
@@ -123,7 +123,7 @@ class ConsumerLocks:
         self._lost |= wanted - locked
         for queue in wanted:
             self._locked[queue] = now if queue in locked else (_NEVER[0], self._locked[queue][1])
-        # Released during the request. The broker may have processed the unlock before the lock, so unlock again.
+        # The lock was released during this request. The broker may have processed the unlock first, so unlock again.
         await self.unlock(locked & queues - wanted)
         return locked & wanted
 

@@ -1,4 +1,4 @@
-"""ConsumerRelay: handles the requests of operators, which a broker forwards to a consumer.
+"""ConsumerRelay: handles the operators' requests that a broker forwards to a consumer.
 
 Source: client/impl/ClientRemotingProcessor, MQClientInstance (resetOffset, getConsumerStatus, consumerRunningInfo),
 ConsumeMessageConcurrentlyService (consumeMessageDirectly).
@@ -167,7 +167,7 @@ class ConsumerRelay:
             message.topic = message.properties.get(RETRY_TOPIC, message.topic)
         message.topic = without_namespace(message.topic, self._namespace)
         if self._direct is None:
-            # One at a time, in addition to the normal consumption.
+            # Handles one such message at a time, in addition to the normal consumption.
             self._direct = handler_pool(handler, 1, _handled)
         connection.respond_with(request, self._consume(self._direct, message))
         return None
@@ -179,7 +179,7 @@ class ConsumerRelay:
         try:
             error = await source.done
         finally:
-            # If the request was cancelled, the pool skips the message.
+            # Makes the pool skip the message if the request was cancelled.
             source.dropped = True
         if error is not None:
             log.warning(
@@ -240,7 +240,7 @@ class ConsumerRelay:
 
 @dataclass(slots=True)
 class _Directly:
-    """Source of a message that an operator sends. `done` is set after the handler."""
+    """Source of a message that an operator sends. `done` is set after the handler has ended."""
 
     queue: MessageQueue
     dropped: bool = False

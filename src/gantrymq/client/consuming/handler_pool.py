@@ -1,9 +1,8 @@
 """Handler pools: run the handler of a push consumer on several messages at a time.
 
 `TaskPool` is for coroutine functions, `ThreadPool` for plain functions. After each message, both call `done` in the
-event loop with the exception of the handler or None. They also call it if the task or thread of the message ends in any
-other way. Messages of dropped queues are skipped: after a queue is dropped, its messages that are not yet `running`
-never reach a handler.
+event loop with the exception of the handler or None, even if the task or thread of the message ends in any other way.
+After a queue is dropped, its messages that are not yet `running` never reach a handler.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from gantrymq.system import clock, threads
 
 log = peer_log(__name__)
 
-#: Messages that a task handles before it yields to the event loop. For handlers that never wait.
+#: Largest number of messages that a task handles before it yields to the event loop. For handlers that never wait.
 _MESSAGES_PER_TURN = 64
 #: Time that a cancelled handler gets to end, s.
 CANCEL_TIMEOUT_S = 0.5
@@ -64,7 +63,7 @@ class HandlerPool(Protocol):
     concurrency: int
 
     def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
-        """Queues the messages for the handler. They start in this order and run at the same time."""
+        """Queues the messages for the handler. Their handlers start in this order and run concurrently."""
 
     def running(self) -> list[Running]:
         """Returns the messages that are in handlers."""
@@ -96,7 +95,7 @@ def handler_pool(handler: MessageHandler, concurrency: int, done: Done) -> Handl
 
 
 def _notify(done: Done, running: Running, ended: float, error: BaseException | None) -> None:
-    """Counts a handled message and calls `done`. An error of `done` does not affect other messages."""
+    """Updates the counters and calls `done`. An error of `done` does not affect other messages."""
     source, message, started = running
     source.last_consume = ended
     counters = source.counters
@@ -113,8 +112,9 @@ def _notify(done: Done, running: Running, ended: float, error: BaseException | N
 class TaskPool:
     """Tasks that take messages from one queue.
 
-    At most one task exists that has not started. It is created only when all others may be waiting in their handlers.
-    Therefore a handler that never waits needs one task for a whole pull, and one that waits gets up to `concurrency`.
+    A new task is created only after the last one has started, because then all others may wait in their handlers. A
+    handler that never waits therefore uses one task for a whole pull, and a handler that waits up to `concurrency`
+    tasks.
     """
 
     def __init__(self, handler: Callable[[MessageExt], Awaitable[object]], concurrency: int, done: Done) -> None:
@@ -122,7 +122,7 @@ class TaskPool:
         self._handler = handler
         self._done = done
         self._line: deque[tuple[Source, MessageExt]] = deque()
-        #: Message of each task. A plain tuple, because a Running takes longer to create.
+        #: Message of each task. A plain tuple, because creating a Running takes longer.
         self._tasks: dict[asyncio.Task[None], tuple[Source, MessageExt, float] | None] = {}
         #: The task that has not started.
         self._spare: asyncio.Task[None] | None = None
@@ -183,11 +183,11 @@ class TaskPool:
                     held = await self._large_bodies.decompress(message)
                 await handler(message)
             except (KeyboardInterrupt, SystemExit):
-                raise  # Ends the whole program.
+                raise  # These two end the whole program.
             except asyncio.CancelledError as e:
                 if task.cancelling():
                     raise
-                error = e  # Raised by the handler: something that it awaited was cancelled.
+                error = e  # Raised by the handler, because an object that it awaited was cancelled.
             except GeneratorExit as e:
                 if not self._loop.is_running():
                     raise  # The event loop was abandoned while the handler ran.
@@ -198,7 +198,7 @@ class TaskPool:
                 if held:
                     self._large_bodies.release(message, held)
             tasks[task] = None
-            # Same as `_notify`, without the cost of a call.
+            # The code of `_notify`, without the cost of a call.
             source.last_consume = ended = now()
             counters = source.counters
             counters.handled += 1
@@ -214,7 +214,7 @@ class TaskPool:
                 await asyncio.sleep(0)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Handles the end of a task. Usually the queue is empty; a cancelled or failed task leaves its message."""
+        """Handles the end of a task. Reports the message of a task that was cancelled or failed."""
         in_hand = self._tasks.pop(task)
         if self._spare is task:
             self._spare = None
@@ -226,7 +226,8 @@ class TaskPool:
             if in_hand is not None:
                 _notify(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
-            # A failed task left them, or they were submitted after this task saw an empty queue but still counted.
+            # A failed task left these messages, or they were submitted after this task saw an empty queue and before it
+            # ended.
             self._add_spare()
 
 
@@ -248,7 +249,8 @@ class ThreadPool:
         self._handler = handler
         self._done = done
         self._line: threads.SimpleQueue[tuple[Source, MessageExt] | None] = threads.SimpleQueue()
-        #: By thread number. Guarded by the lock, so that a thread either takes a message or sees a dropped queue.
+        #: By thread number. The lock protects it, so that a thread either takes a message or sees that its queue is
+        #: dropped.
         self._running: dict[int, Running] = {}
         self._lock = threads.Lock()
         self._large_bodies = LargeBodiesInThreads()
@@ -258,7 +260,7 @@ class ThreadPool:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._threads: list[SupervisedThread] = []
-        #: Threads whose end is not reported yet.
+        #: Number of threads whose end is not reported yet.
         self._alive = 0
         self._all_ended = asyncio.Event()
         for _ in range(concurrency):
@@ -323,7 +325,8 @@ class ThreadPool:
                 continue
             error: BaseException | None = None
             try:
-                # A copy of the context of the consumer's start: changes by a handler do not reach the next one.
+                # A copy of the context of the consumer's start, so that a handler's changes do not affect the next
+                # handler.
                 self._context.copy().run(call_plainly, self._handler, message)
             except BaseException as e:
                 error = without_lost_reply(e, message)  # Includes SystemExit, because this is not the main thread.
@@ -335,7 +338,7 @@ class ThreadPool:
     def _handled(self, running: Running, error: BaseException | None) -> None:
         self._results.append((running, clock.time(), error))
         del self._running[threads.get_ident()]
-        # While the pool closes, `close` drains the results itself.
+        # During a close, `close` itself drains the results.
         if not self._wake_is_due and not self._closing:
             self._wake_is_due = True
             self._in_loop(self._drain)
@@ -366,7 +369,7 @@ class ThreadPool:
             self._all_ended.set()
 
     def _drain(self) -> None:
-        # Clear the flag before reading: if a thread sees it set, its result is drained below.
+        # Clear the flag before reading: the result of a thread that saw the flag set is then drained below.
         self._wake_is_due = False
         results = self._results
         while results:
@@ -374,7 +377,7 @@ class ThreadPool:
 
 
 def without_lost_reply(error: BaseException, message: MessageExt) -> BaseException | None:
-    """Returns None for the error of a reply to a disconnected requester, and logs it; returns any other error.
+    """Logs the error of a reply to a disconnected requester and returns None; returns any other error.
 
     The request counts as consumed and is not redelivered.
     """

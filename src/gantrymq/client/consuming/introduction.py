@@ -22,14 +22,14 @@ START_S = 3.0
 #: Pause before the next request to an unreachable NameServer, s.
 _RETRY_S = 0.1
 _TIMEOUT_MS = 3000
-#: Responses that mean that the expression is invalid. A retry would get the same response.
+#: Response codes for an invalid expression. A retry would get the same response.
 _WRONG_EXPRESSION = (ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED, ResponseCode.NO_PERMISSION)
 
 
 async def introduce(
     client: ClientInstance, group: str, subscriptions: Collection[SubscriptionData], *, shares_queues: bool
 ) -> None:
-    """Waits for the routes of the subscribed topics and for the first heartbeats, for at most START_S.
+    """Waits for the routes of the subscribed topics and for the first heartbeats, for at most START_S seconds.
 
     Topics that do not exist and unreachable brokers are no error: the running consumer keeps trying. If the consumer
     shares queues with its group, and the routes lack brokers, the heartbeats come later.

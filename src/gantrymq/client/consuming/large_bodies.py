@@ -28,7 +28,7 @@ class LargeBodies:
         self._room = asyncio.Event()
 
     async def decompress(self, message: MessageExt) -> int:
-        """Decompresses the body; an invalid one raises on access. Returns the bytes to pass to `release`."""
+        """Decompresses the body; an invalid body raises on access. Returns the number of bytes to pass to `release`."""
         if message.decompress_if_small(KEPT_SIZE):
             return 0
         async with self._turn:

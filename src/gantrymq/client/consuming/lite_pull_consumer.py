@@ -1,6 +1,6 @@
 """LitePullConsumer: the application polls for messages (`DefaultLitePullConsumerImpl`).
 
-Messages are fetched ahead. Those that `poll` returned count as consumed at the next `poll` or at `commit`.
+Messages are prefetched. Messages that `poll` returned count as consumed at the next `poll` or at `commit`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class LitePullConsumer(PullingConsumer):
             await parts.queues.assign(topic, {queue for queue in wanted if queue.topic == topic})
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continues an assigned queue at queue offset `offset`. Raises ClientError if it is not assigned."""
+        """Continues an assigned queue at queue offset `offset`. Raises ClientError if the queue is not assigned."""
         if offset < 0:
             raise ClientError(f"offset {offset} of {queue}: offsets begin at 0")
         queue = self._wire_queue(queue)
@@ -177,7 +177,7 @@ class LitePullConsumer(PullingConsumer):
         await self.seek(queue, first)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Continues at the end of the queue: the next new message is read."""
+        """Continues at the end of the queue, with the next new message."""
         await self.seek(queue, await self.end_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp: datetime | int) -> None:
@@ -306,7 +306,7 @@ class LitePullConsumer(PullingConsumer):
         return await self._ready_bodies(messages)
 
     async def _ready_bodies(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Decompresses the bodies and keeps back the messages that do not fit the limit for large bodies."""
+        """Decompresses the bodies. Messages that exceed the limit for large bodies stay for a later poll."""
         if not any(message.is_packed for message in messages):
             return messages
         handed_out: set[MessageExt] = set()

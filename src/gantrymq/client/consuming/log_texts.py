@@ -12,7 +12,7 @@ from gantrymq.protocol.message import MessageExt, MessageQueue
 
 def failed_attempt(message: MessageExt) -> str:
     """Returns the topic, the keys, the id and the attempt of a message whose handler failed. Attempts begin at 1."""
-    # Not `message.keys`: the handler may have put anything into the properties.
+    # Not `message.keys`: the handler may have set a property to a value that is not a string.
     keys = message.properties.get(names.KEYS)
     key = f", key {keys!r}" if keys else ""
     return f"topic {message.topic!r}{key}, message {message.msg_id}, attempt {message.reconsume_times + 1}"

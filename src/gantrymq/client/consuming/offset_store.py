@@ -17,7 +17,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.system import files
 from gantrymq.system.clock import monotonic
 
-#: An unchanged offset is committed again after this time, because a killed broker has lost the last commits, s.
+#: An unchanged offset is committed again after this time, because a killed broker loses its last commits, s.
 REPEAT_S = 30.0
 
 
@@ -34,7 +34,7 @@ class OffsetStore(Protocol):
         """Stores the offsets. If some fail, raises the first GantryError at the end."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """Removes the cached offset, so that the next commit is sent. For example, another consumer changed it."""
+        """Removes the cached offset, for example if another consumer changed it, so that the next commit is sent."""
 
 
 class BrokerOffsetStore:
@@ -64,7 +64,7 @@ class BrokerOffsetStore:
         known, told_at = self._committed.get(queue, (-1, 0.0))
         if known == offset and monotonic() - told_at < REPEAT_S:
             return
-        # If there is no response, the result is unknown; then the next commit must be sent in any case.
+        # Without a response, the result is unknown, so the next commit must be sent in any case.
         self._committed.pop(queue, None)
         topic, broker_name, queue_id = queue
         try:

@@ -41,9 +41,9 @@ class _Queue:
 class ConsumeOrderly:
     """Runs the handler on the first message of each queue. If it fails, repeats the same message after a pause.
 
-    After `max_reconsume_times` (None: no limit) a message goes to the dead-letter queue, and the next one follows.
-    A queue is handled only with its lock. Broadcasting consumers have no `locks`. If another consumer had the lock in
-    the meantime, `take_anew` restarts the queue.
+    After `max_reconsume_times` (None: no limit) a message goes to the dead-letter queue, and the next message follows.
+    A queue is handled only while this consumer has the queue's lock. Broadcasting consumers have no `locks`. If another
+    consumer had the lock in the meantime, `take_anew` restarts the queue.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ConsumeOrderly:
         self._queues.pop(process_queue, None)
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for handlers and for messages to the dead-letter queue, for at most `timeout_s` seconds."""
+        """Waits for handlers and for sends to the dead-letter queue, for at most `timeout_s` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         for process_queue, queue in self._queues.items():

@@ -85,7 +85,7 @@ class ProcessQueue:
         self._on_not_full = callback
 
     def pull_ended(self, error: Exception | None) -> None:
-        """Records the result of a pull, for `health`."""
+        """Records the end of a pull, and its error if it failed."""
         self.last_error = error
 
     def _notify_if_not_full(self) -> None:

@@ -143,7 +143,7 @@ class PushConsumer(PullingConsumer):
     subscriptions.
 
     If the handler of an `orderly` consumer raises, the queue waits `suspend` and the handler gets the same message
-    again. A message of an `orderly` consumer whose body cannot be read is tried once.
+    again. An `orderly` consumer handles a message with an unreadable body only once.
     """
 
     _options: PushConsumerOptions

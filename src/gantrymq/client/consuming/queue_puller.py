@@ -35,13 +35,13 @@ PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
 #: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).
 RETRY_DELAY_S = 1.0
-#: Number of pulls of an unreadable record.
+#: An unreadable record is pulled this many times.
 TRIES = 3
 FLOW_CONTROL_DELAY_S = 0.02
 
 #: Receives the pulled messages of a queue. Its ProcessQueue already contains them.
 Sink = Callable[[ProcessQueue, list[MessageExt]], None]
-#: Called if a queue continues at another offset. The puller then makes no further pull, until it is stopped.
+#: Called if a queue continues at another offset. The puller then makes no further pulls.
 Moved = Callable[[ProcessQueue, int], None]
 
 
@@ -70,10 +70,10 @@ class QueuePuller:
         self._subscription = subscription
         self._sink = sink
         self._moved = moved
-        # A larger pull could exceed the limit by much.
+        # A larger pull could far exceed the limit.
         self._batch_size = min(options.pull_batch_size, options.limits().max_messages)
         self._max_body_size = options.max_body_size
-        #: Offset of the last unreadable record, and below the number of its pulls.
+        #: Offset of the last unreadable record, and below the number of pulls of this record.
         self._unreadable_offset = -1
         self._tries = 0
         self._short_polls = ShortPolls()
@@ -126,7 +126,7 @@ class QueuePuller:
                 process_queue.queue,
                 result.recovered_end,
             )
-            # Messages before it that were pulled but not handled still exist.
+            # Pulled messages before this offset that are not handled yet still exist.
             self._moved(process_queue, min(result.recovered_end, process_queue.commit_offset))
             return inf
         self._refuse_nonsense(result)
@@ -148,9 +148,10 @@ class QueuePuller:
                 if following == process_queue.next_offset:
                     return RETRY_DELAY_S
                 if process_queue.next_offset > result.max_offset:
-                    # The queue has lost its end. Messages before it that were pulled but not handled may still exist.
+                    # The queue has lost its end. Pulled messages before the end that are not handled yet may still
+                    # exist.
                     following = min(following, process_queue.commit_offset)
-                # With a new process queue, because messages of one must be in the order of their offsets.
+                # With a new process queue, because the offsets of one process queue's messages must ascend.
                 self._moved(process_queue, following)
                 return inf
             case _:
@@ -160,7 +161,7 @@ class QueuePuller:
     def _is_created_again(self, result: PullResult) -> bool:
         """Returns whether the topic was recreated since the first pull, so that old offsets are invalid.
 
-        A new master may not have replicated that a topic was deleted long ago.
+        A new master may lack the deletion of a topic, even if the deletion was long ago.
         """
         process_queue, begin = self._process_queue, result.topic_begin
         is_created_again = process_queue.topic_begin is not None and begin > process_queue.topic_begin
@@ -209,7 +210,7 @@ class QueuePuller:
     def _in_place_of(self, unreadable: Unreadable) -> MessageExt | None:
         """Returns a message without its body for an unreadable record, but only after TRIES pulls.
 
-        Before that, returns None to pull it again, because the connection may have corrupted it.
+        Before that, returns None to pull the record again, because the connection may have corrupted it.
         """
         offset = unreadable.queue_offset
         if offset != self._unreadable_offset:

@@ -57,7 +57,7 @@ def allocate_by_circle(client_id: str, client_ids: Iterable[str], queues: Iterab
 
 
 def allocate_by_config(queues: Iterable[MessageQueue]) -> AllocateStrategy:
-    """Returns a strategy that always assigns these queues, independent of the other consumers."""
+    """Returns a strategy that always assigns these queues, independently of the other consumers."""
     mine = set(queues)
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -76,7 +76,7 @@ def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
         reachable = [queue for queue in sorted(queues) if _machine_room(queue.broker_name) in rooms]
         share, rest = divmod(len(reachable), len(consumers))
         index = consumers.index(client_id)
-        # The first consumers get one more each, from the end of the list. `allocate_averagely` works differently.
+        # The first consumers get one more queue each, from the end of the list, unlike in `allocate_averagely`.
         left_over = reachable[share * len(consumers) + index :][: index < rest]
         return reachable[index * share : (index + 1) * share] + left_over
 

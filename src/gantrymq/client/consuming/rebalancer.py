@@ -33,7 +33,7 @@ class Share(Protocol):
     """Determines this consumer's queues of a topic. The methods raise GantryErrors."""
 
     async def rebalance(self, topic: str) -> None:
-        """Adds the queues that belong to this consumer, and revokes the others."""
+        """Assigns the queues that belong to this consumer, and revokes the others."""
 
     async def give_up(self, topic: str) -> None:
         """Revokes all queues of the topic."""
@@ -144,7 +144,8 @@ class ShareInGroup:
         address = any_broker(client, topic, queues)
         client_ids = await client.api.consumer_ids(address, self._group)
         if client.client_id not in client_ids:
-            # The broker has lost this consumer: send a heartbeat. The queues stay unchanged until the broker lists it.
+            # The broker has lost this consumer: send a heartbeat. Until the broker lists this consumer, the queues stay
+            # unchanged.
             await client.greet_again(address)
             client_ids = await client.api.consumer_ids(address, self._group)
             if client.client_id not in client_ids:

@@ -30,7 +30,7 @@ _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 
 
 class SendBack:
-    """Sends back messages of one group. After `max_reconsume_times` they go to the dead-letter queue."""
+    """Sends back messages of one group. After `max_reconsume_times`, a message goes to the dead-letter queue."""
 
     def __init__(self, client: ClientInstance, group: str, max_reconsume_times: int) -> None:
         self._client = client
@@ -46,7 +46,7 @@ class SendBack:
         return f"next attempt after delay level {level} ({delays[level - 1]} by default)"
 
     async def send_back(self, message: MessageExt, topic: str, delay_level: int = 0) -> None:
-        """Sends a failed message back to its broker. If that fails, sends it to the retry topic as a new message.
+        """Sends a failed message back to its broker. If the request fails, sends a new message to the retry topic.
 
         `topic` is the topic with its namespace. With `delay_level` 0, the delay grows with each retry. Raises a
         GantryError if both fail, or if the broker has stored the message but its slaves may not have it.
@@ -73,7 +73,7 @@ class SendBack:
             await self.send_anew(message, topic)
 
     async def send_anew(self, message: MessageExt, topic: str) -> None:
-        """Sends the message to a queue of the retry topic, on any broker. It can become a dead-letter message there.
+        """Sends the message to a queue of the retry topic, on any broker, which can make it a dead-letter message.
 
         Raises a GantryError, also if the broker has stored the message but its slaves may not have it.
         """

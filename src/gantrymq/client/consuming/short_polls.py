@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-#: If a broker responds faster than this without messages, it has long polling off (longPollingEnable=false), s.
+#: If a broker responds faster than this without messages, its long polling is off (longPollingEnable=false), s.
 SHORT_S = 0.02
 #: Longest pause between requests, s.
 LONGEST_PAUSE_S = 1.0
 
 
 class ShortPolls:
-    """Pauses for one queue. There is none after a long poll; after short polls the pause doubles up to 1 s."""
+    """Pauses for one queue. After a long poll there is no pause; after each short poll the pause doubles, up to 1 s."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0

@@ -19,7 +19,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 from gantrymq.times import timestamp_ms
 
 EARLIEST: Final = "earliest"
-#: The end of the queue, which the consumer queries. The broker's default for a new group is not used.
+#: The consumer queries the end of the queue, and does not use the broker's default for a new group.
 LATEST: Final = "latest"
 
 StartFrom = Literal["earliest", "latest", "CONSUME_FROM_LAST_OFFSET"] | datetime

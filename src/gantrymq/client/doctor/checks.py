@@ -12,7 +12,7 @@ from gantrymq.client.doctor.unreachable import is_tls_problem, why_unreachable
 from gantrymq.errors import GantryError
 from gantrymq.remoting.address import parse_address
 
-#: Largest accepted difference of a broker's clock, s. It is measured to the second.
+#: Largest accepted difference between a broker's clock and the local one, s. The measurement is exact to the second.
 CLOCK_TOLERANCE_S = 10.0
 
 

@@ -29,14 +29,14 @@ async def diagnose(
     credentials: Credentials | None = None,
     timeout_ms: int = 3000,
 ) -> list[Finding]:
-    """Checks a cluster as this machine and the user of `credentials` see it.
+    """Checks a cluster from this machine, with the rights of the user of `credentials`.
 
     Unreachable servers are findings, not errors.
 
     Args:
         name_servers: NameServers: a list of HOST:PORT, or one string with `;` between them.
         topic: Also checks whether this topic can be used.
-        group: Checks only this consumer group: members, subscriptions, lag. Of the servers, only faults are reported.
+        group: Checks only this consumer group: members, subscriptions, lag. For the servers, reports only faults.
         ssl_context: Encrypts the connections.
         credentials: Keys that sign each request.
         timeout_ms: Timeout of each request, ms. Default: 3000.

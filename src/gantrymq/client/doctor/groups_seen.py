@@ -34,7 +34,7 @@ Subscriptions = tuple[tuple[str, str, str], ...]
 class Lag:
     """Lag of a group in one topic, in messages.
 
-    `last_ms` is the store time of the last consumed message; of several queues with lag, the oldest.
+    `last_ms` is the store time of the last consumed message. If several queues have lag, it is the oldest such time.
     """
 
     messages: int = 0
@@ -43,7 +43,7 @@ class Lag:
 
 @dataclass(slots=True)
 class GroupSeen:
-    """One group. `lags` is keyed by topic. `members` has client ids; None if they are unknown."""
+    """One group. `lags` is keyed by topic. `members` has client ids; None if the members are unknown."""
 
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
@@ -63,7 +63,7 @@ class GroupSeen:
 
 
 async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
-    """Returns the groups of `topic`, or all, largest lag first, and their number. Raises BrokerError."""
+    """Returns the groups of `topic`, or all groups, largest lag first, and how many exist. Raises BrokerError."""
     found: dict[str, GroupSeen] = {}
     if topic is not None:
         for name in await admin.groups_of_topic(topic):

@@ -1,4 +1,4 @@
-"""Requests the state of each NameServer and broker and stores the responses and errors. It draws no conclusions."""
+"""Requests the state of each NameServer and broker and stores the responses and errors, without conclusions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUNTIME = re.compile(r"\[ *(\d+) days, (\d+) hours, (\d+) minutes, (\d+) second
 
 @dataclass(slots=True)
 class NameServerSeen:
-    """State of one NameServer. With an `error` the rest is empty."""
+    """State of one NameServer. If there is an `error`, all other values are empty."""
 
     address: str
     error: GantryError | None = None
@@ -71,9 +71,9 @@ class BrokerSeen:
     config: dict[str, str] = field(default_factory=dict)
     #: The checked topic on the broker, or None.
     topic: TopicConfig | None = None
-    #: Difference of its clock to the local one, s; None if it is unknown.
+    #: Difference between the broker's clock and the local one, s; None if unknown.
     clock_ahead_s: float | None = None
-    #: None if the broker does not support it, or has no controllers.
+    #: None if the broker does not support the request, or has no controllers.
     ha_status: HaStatus | None = None
     sync_state_set: SyncStateSetSeen | None = None
     #: Rejected requests: what was requested, and the broker's error.
@@ -85,7 +85,7 @@ class BrokerSeen:
 
     @property
     def leads(self) -> bool:
-        """Whether its own configuration has the role of a master. NameServers and controllers may disagree."""
+        """Whether the broker's own configuration says that it is a master. NameServers and controllers may disagree."""
         return self.config.get("brokerRole") in ("SYNC_MASTER", "ASYNC_MASTER")
 
     @property
@@ -95,20 +95,20 @@ class BrokerSeen:
 
 @dataclass(slots=True)
 class Observation:
-    """All responses. `brokers` are those in any of the NameServers."""
+    """All responses. `brokers` contains the brokers of all NameServers."""
 
     topic: str | None
     name_servers: list[NameServerSeen]
     brokers: list[BrokerSeen] = field(default_factory=list)
     #: Whether the requests used TLS.
     over_tls: bool = False
-    #: Whether the requests had an access key.
+    #: Whether the requests were signed.
     is_signed: bool = False
     #: Consumer groups, or those of the checked topic; limited to MAX_GROUPS.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
     group: OneGroup | None = None
-    #: Replicas that a controller has, but no NameServer.
+    #: Replicas that are registered with a controller, but with no NameServer.
     unregistered: list[BrokerSeen] = field(default_factory=list)
     dead_letters: dict[str, int] = field(default_factory=dict)
 
@@ -232,7 +232,7 @@ def _dead_letter_topics(seen: Observation) -> list[str]:
 
 
 def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
-    """Stores the error if it is a missing permission. With other errors, the broker is too old for the request."""
+    """Stores the error if a permission is missing. After any other error, the broker is too old for the request."""
     if error.code == ResponseCode.NO_PERMISSION:
         broker.refusals[what] = error
 
@@ -311,6 +311,6 @@ def clock_ahead_s(runtime: dict[str, str], now_s: float) -> float | None:
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:
-    """Joins the first `limit` names, and the number of further ones."""
+    """Joins the first `limit` names, followed by how many more there are."""
     first = sorted(names)
     return ", ".join(first[:limit]) + (f" and {len(first) - limit} more" if len(first) > limit else "")

@@ -1,4 +1,4 @@
-"""Requests the state of one consumer group from brokers and members. It draws no conclusions."""
+"""Requests the state of one consumer group from brokers and members, without conclusions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OneGroup:
     configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     #: All groups on these brokers.
     known: frozenset[str] = frozenset()
-    #: Connected consumers, by broker. There is no entry for a broker that did not respond.
+    #: Connected consumers, by broker. A broker that did not respond has no entry.
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0
@@ -54,7 +54,7 @@ class OneGroup:
 
 
 async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) -> OneGroup:
-    """Requests the state of a group. `masters` are broker names by HOST:PORT. Raises BrokerError if one rejects it."""
+    """Requests the state of a group. `masters` has broker names by HOST:PORT. Raises BrokerError for a rejection."""
     group = OneGroup(name, masters)
     for address in masters:
         configs = await admin.group_configs(address)
@@ -69,7 +69,8 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
         with suppress(RouteNotReady):
             await admin.topic_route(retry_topic(name))
     except NoRouteInfo:
-        # Brokers create the retry topic when the first consumer joins. Without it, only brokers have the offsets.
+        # Brokers create the retry topic when the first consumer joins. Without this topic, only brokers have the
+        # offsets.
         group.has_joined = False
         for address in masters:
             for stats in (await admin.broker_consume_stats(address)).by_group.get(name, ()):
@@ -90,7 +91,7 @@ async def _connected(admin: AdminClient, name: str, address: str) -> ConsumerCon
 
 
 async def _ask(admin: AdminClient, group: OneGroup) -> None:
-    """Requests the state of each member through a broker that it is connected to."""
+    """Requests the state of each member through a broker to which the member is connected."""
     by_client = {one.client_id: address for address, answer in group.connected.items() for one in answer.connection_set}
 
     async def ask(client_id: str) -> None:

@@ -16,7 +16,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: A member is idle in a queue if it has not pulled from it for this time, ms (`PULL_MAX_IDLE_TIME`).
+#: A member without a pull from one of its queues for this time is idle there, ms (`PULL_MAX_IDLE_TIME`).
 IDLE_MS = 120_000
 
 

@@ -10,9 +10,9 @@ from gantrymq.client.sync_state_sets import SyncStateSetSeen
 from gantrymq.protocol.bodies.controller import ReplicasInfo
 from gantrymq.system import clock
 
-#: A slave that has lacked a message for this time lags behind, ms. This is normal for a while after its start.
+#: A slave lags behind if it has lacked a message for this time, ms. After a start, a lag is normal for a while.
 LATE_MS = 10_000
-#: Longest normal silence on an open replication link, in s. A master sends at least one frame per
+#: Longest normal time without a frame on an open replication link, s. A master sends at least one frame per
 #: haSendHeartbeatInterval (5 s).
 SILENT_LINK_S = 12.0
 

@@ -19,7 +19,7 @@ from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 if TYPE_CHECKING:
     from gantrymq.client.doctor.observation import Observation
 
-#: Requests that a broker may reject, as findings name them.
+#: Names, for findings, of requests that a broker may reject.
 FIGURES = "its figures"
 CONFIGURATION = "its configuration"
 GROUPS = "the consumer groups"
@@ -31,7 +31,7 @@ _PROBE_GROUP = "gantry_doctor"
 async def send_refusal(admin: AdminClient, address: str, topic: str) -> BrokerError | None:
     """Returns the error if this user may not send to the topic on the broker, else None.
 
-    It sends a message to a queue that no topic has. The broker checks the permission first, and stores nothing.
+    Sends a message to a queue id that no topic has. The broker checks the permission first, and stores nothing.
     """
     header = SendMessageRequestHeaderV2(
         producer_group=_PROBE_GROUP,

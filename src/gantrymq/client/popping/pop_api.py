@@ -50,7 +50,7 @@ class PopApi:
     async def pop(
         self, broker_name: str, header: PopMessageRequestHeader, grace_ms: int = GRACE_MS
     ) -> list[MessageExt]:
-        """Pops messages and sets their receipt handles. Returns an empty list if none arrives within `poll_time`.
+        """Pops messages and sets their receipt handles. Returns an empty list if no message arrives within `poll_time`.
 
         The response may take `grace_ms` longer. The error POLLING_FULL is raised as BrokerError.
         """
@@ -83,7 +83,7 @@ class PopApi:
         return False
 
     async def ack(self, message: MessageExt, topic: str) -> None:
-        """Acknowledges a message that was popped from `topic`. Raises IllegalMessage if it was not popped."""
+        """Acknowledges a message popped from `topic`. Raises IllegalMessage for a message that was not popped."""
         handle = handle_of(message)
         header = AckMessageRequestHeader(
             consumer_group=self.group,
@@ -100,8 +100,8 @@ class PopApi:
     async def change_invisible_time(self, message: MessageExt, topic: str, invisible_ms: int) -> None:
         """Changes the invisible duration of a message popped from `topic`.
 
-        Without an acknowledgement, it is redelivered after `invisible_ms` from now. The message gets a new receipt
-        handle. Raises IllegalMessage if it was not popped.
+        Unless acknowledged, the message is redelivered `invisible_ms` from now. It gets a new receipt handle. Raises
+        IllegalMessage if the message was not popped.
         """
         handle = handle_of(message)
         header = ChangeInvisibleTimeRequestHeader(
@@ -157,10 +157,10 @@ def handle_of(message: MessageExt) -> ReceiptHandle:
 def give_handles(
     messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str, order: bool
 ) -> None:
-    """Sets the receipt handles of messages from the lists in the response. A redelivered message may have its own.
+    """Sets the messages' receipt handles from the lists in the response, unless a redelivered message has its own.
 
-    An existing handle is used only if it matches the message's position. Otherwise a producer copied the properties
-    of another popped message.
+    A message's own handle counts only if it matches the message's position. Otherwise a producer has copied it from
+    another popped message.
     """
     start_offsets = parse_offset_info(header.start_offset_info)
     order_counts = parse_offset_info(header.order_count_info) if order else {}

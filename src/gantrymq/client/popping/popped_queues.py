@@ -72,7 +72,7 @@ class PopProcessQueue:
         self.last_pop = 0.0
         self.waiting = 0
         self.short_polls = ShortPolls()
-        #: Called once when a message is handled.
+        #: Called once when the next message is handled.
         self._on_handled: Callable[[], None] | None = None
 
     def when_handled(self, callback: Callable[[], None]) -> None:
@@ -229,7 +229,7 @@ class PoppedQueues:
 
     def _handled(self, process_queue: PopProcessQueue, message: MessageExt, error: BaseException | None) -> None:
         process_queue.handled()
-        # Also if the queue is revoked, because the receipt handle belongs to this consumer.
+        # Even if the queue is revoked, because the receipt handle belongs to this consumer.
         topic = process_queue.queue.topic
         if _is_visible_again(message):
             log.warning(
@@ -272,12 +272,12 @@ def _is_visible_again(message: MessageExt) -> bool:
     try:
         handle = handle_of(message)
     except IllegalMessage:
-        return False  # The handler removed the receipt handle; the acknowledgement logs that.
+        return False  # The handler removed the receipt handle; the acknowledgement logs this fault.
     return clock.time() * 1000 >= handle.pop_time + handle.invisible_time
 
 
 def _in_time(handler: MessageHandler) -> MessageHandler:
-    """Returns a handler that raises if the message's invisible duration ended: another consumer may have it."""
+    """Wraps a handler: raises if the invisible duration has ended, because another consumer may have the message."""
 
     def check(message: MessageExt) -> None:
         if _is_visible_again(message):

@@ -46,19 +46,19 @@ from gantrymq.times import duration_ms, duration_s
 
 log = peer_log(__name__)
 
-#: Most messages of one pop (`PopMessageProcessor`).
+#: Largest number of messages of one pop (`PopMessageProcessor`).
 MAX_MESSAGES = 32
 #: Default invisible duration, in seconds.
 INVISIBLE_S = 60.0
 #: Default timeout of `receive`, in seconds.
 RECEIVE_TIMEOUT_S = 15.0
-#: Longest wait at one topic and broker if there are several, ms.
+#: Longest wait at one topic and broker if there are several targets, ms.
 _TURN_MS = 1000
-#: Brokers check once a second whether a wait has timed out. Therefore a wait ends this much earlier, in ms, ...
+#: Brokers check once a second whether a wait has timed out. The wait at a broker therefore ends this much earlier, ms.
 _LATE_MS = 300
-#: ... and the rest of the time is polled with this pause, s.
+#: For the rest of the time, the client polls with this pause, s.
 _PAUSE_S = 0.1
-#: Time in addition to the wait for messages: of one request, ms; and of a whole call of `receive`, s.
+#: Time in addition to the wait for messages: for one request, ms, and for a whole `receive`, s.
 _ANSWER_MS = 1150
 _GRACE_S = 0.9
 #: Longest wait for a new route if no broker accepts requests, s.
@@ -141,7 +141,7 @@ class SimpleConsumer(GroupConsumer):
     ) -> list[MessageExt]:
         """Receives messages. No other consumer gets them until their invisible duration ends.
 
-        Requests go round robin to topics and brokers, one at a time. Unreachable brokers are skipped.
+        Requests go to topics and brokers round robin, one request at a time. Unreachable brokers are skipped.
 
         Args:
             max_messages: Most messages, 1 to 32. Default: 32.
@@ -186,7 +186,7 @@ class SimpleConsumer(GroupConsumer):
     ) -> list[MessageExt]:
         api = PopApi(client, self._wire_group, self._options.max_body_size)
         targets = await self._targets(client)
-        # First each target is polled without waiting, then they are long-polled round robin.
+        # Polls each target once without waiting, then long-polls the targets round robin.
         asked = 0
         short_polls = ShortPolls()
         while True:
@@ -242,7 +242,7 @@ class SimpleConsumer(GroupConsumer):
             raise
 
     async def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
-        """Changes the invisible duration of a message: it is redelivered after this time unless acknowledged.
+        """Changes the invisible duration of a message. Unless acknowledged, the message is redelivered after this time.
 
         Args:
             message: Received message.
@@ -265,7 +265,7 @@ class SimpleConsumer(GroupConsumer):
         missing: NoRouteInfo | None = None
         for topic in list(self._subscriptions):
             try:
-                # An incomplete route is good enough: messages of a missing broker are only received later.
+                # An incomplete route suffices: messages of a missing broker are received later.
                 queues = read_queues(topic, await client.routes.get(topic))
                 targets += sorted({(topic, queue.broker_name) for queue in queues})
             except NoRouteInfo as e:

@@ -1,4 +1,4 @@
-"""Producers. Read `producer.py` first, then `sender.py`, which retries on further brokers until one stores the message.
+"""Producers. Read `producer.py` first, then `sender.py`, which retries on other brokers until one stores the message.
 
 Modules without I/O: `publish_info`, `queue_selector`, `latency_fault`, `send_command`.
 """

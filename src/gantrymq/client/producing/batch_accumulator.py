@@ -18,7 +18,7 @@ from gantrymq.protocol.message import MessageQueue
 
 log = peer_log(__name__)
 
-#: Batches in flight at a time. It is limited because a broker stores a late request even after its timeout.
+#: Largest number of batches in flight. There is a limit because a broker stores a late request even after its timeout.
 MAX_UNDER_WAY = 64
 #: Bytes that `encode_batch` adds to the body and the properties of a message.
 _OVERHEAD = 22
@@ -41,7 +41,7 @@ class _Batch:
         self.is_sent = False
 
 
-#: The constructor of a NamedTuple costs twice as much.
+#: Creating a tuple this way takes half the time of NamedTuple's constructor.
 _new = tuple.__new__
 
 Send = Callable[[BatchKey, Sequence[EncodedMessage], int], Awaitable[SendResult]]
@@ -63,8 +63,8 @@ class BatchAccumulator:
         self._open: dict[BatchKey, _Batch] = {}
         #: Bytes of all pending messages.
         self.bytes = 0
-        #: True if a batch has started since the last `wait_for_space`. A caller that adds more messages then awaits
-        #: `wait_for_space`, so that the event loop can send the batch.
+        #: True if a batch has started since the last `wait_for_space`. A caller must then await `wait_for_space` before
+        #: it adds more messages, so that the event loop can send the batch.
         self.has_begun = False
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
         #: Loop time at which a batch got its last response, in seconds.
@@ -78,7 +78,7 @@ class BatchAccumulator:
         The timeout of a batch is the longest of its messages' timeouts; it starts when the batch is sent. The future
         fails with RequestTimeout if all MAX_UNDER_WAY slots are in use and no batch gets a response within this time.
         """
-        # Indexes cost half as much as names.
+        # Access by index costs half as much as by name.
         size = len(part[1]) + (len(part[2]) or UNIQUE_KEY_SIZE) + _OVERHEAD
         batch = self._open.get(key)
         if batch is not None and batch.size + size > self._batch_size:
@@ -109,7 +109,7 @@ class BatchAccumulator:
             await waiter
 
     async def flush(self) -> None:
-        """Sends all open batches. Returns when all messages that were added before have a result or an error."""
+        """Sends all open batches. Returns when all messages added before this call have a result or an error."""
         for batch in list(self._open.values()):
             self._start(batch)
         await self._under_way.wait_for_running()
@@ -167,7 +167,7 @@ class BatchAccumulator:
                     waiter.set_result(None)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
-        """Fails the futures of a batch, whatever ended its send."""
+        """Fails the futures of a batch with the error of its send."""
         for future in batch.futures:
             if future.done():
                 continue
@@ -187,7 +187,7 @@ class BatchAccumulator:
 def split_result(result: SendResult, count: int) -> list[SendResult]:
     """Splits the result of a batch into one result for each of its `count` messages.
 
-    A queue that stores a batch as one record (BatchCQ) has one offset message id for all messages.
+    If a queue stores a batch as one record (BatchCQ), all messages have the same offset message id.
     """
     if count == 1:
         return [result]

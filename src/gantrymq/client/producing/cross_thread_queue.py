@@ -1,7 +1,7 @@
 """CrossThreadQueue: passes messages of other threads to the event loop of a producer that makes batches.
 
-A wake-up of the event loop costs more than the rest of an enqueue. So threads only append to a deque, and one wake-up
-serves all messages that are in it.
+A wake-up of the event loop costs more than the rest of an enqueue. Threads therefore only append to a deque, and one
+wake-up serves all messages in the deque.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = peer_log(__name__)
 
 #: Most messages in the queue. If it is full, threads wait.
 MAX_MESSAGES = 10_000
-#: A waiting thread checks this often whether the event loop has ended, in seconds.
+#: Interval at which a waiting thread checks whether the event loop has ended, s.
 _CHECK_S = 0.5
 
 
@@ -68,7 +68,7 @@ class CrossThreadQueue:
         return future
 
     async def drained(self) -> None:
-        """Waits until all messages that were added before are enqueued. Called in the event loop."""
+        """Waits until all messages added before this call are enqueued. Called in the event loop."""
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._items.append(reached)
         self._wake()
@@ -83,7 +83,7 @@ class CrossThreadQueue:
         while True:
             if not items:
                 self._is_woken = False
-                # A thread may have added a message before it could see the change.
+                # A thread may have added a message before it could see that the flag changed.
                 if not items:
                     return
             item = items.popleft()
@@ -118,7 +118,7 @@ class CrossThreadQueue:
 
 
 def _is_open(future: Future[SendResult]) -> bool:
-    """Returns whether `future` gets a result. Otherwise its caller has cancelled it, or the thread has died."""
+    """Returns whether `future` still needs a result: its caller has not cancelled it, and the thread has not died."""
     if future.cancelled():
         # Wakes callers of `concurrent.futures.wait`.
         future.set_running_or_notify_cancel()

@@ -21,12 +21,12 @@ class EnqueuedSend:
         self._is_closed = False
 
     def set_added(self) -> None:
-        """Notifies the caller of `enqueue`. The middleware can call this several times: it can repeat its `call`."""
+        """Notifies the caller of `enqueue`. Runs several times if the middleware repeats its `call`."""
         if not self.added.done():
             self.added.set_result(None)
 
     async def run(self, send: Callable[[EnqueuedSend], Coroutine[Any, Any, SendResult]]) -> SendResult:
-        """Awaits `send`. If the close has cancelled it, raises an error: the caller itself was not cancelled."""
+        """Awaits `send`. If the close has cancelled `send`, raises an error, because the caller was not cancelled."""
         try:
             return await send(self)
         except asyncio.CancelledError:
@@ -51,9 +51,9 @@ class EnqueuedSends:
     async def start(
         self, topic: str, send: Callable[[EnqueuedSend], Coroutine[Any, Any, SendResult]]
     ) -> asyncio.Task[SendResult]:
-        """Starts a task, and waits until the client has the message. So messages keep their order.
+        """Starts a task, and waits until the client has the message, so that messages keep their order.
 
-        Raises the error of `send` if it fails before. If the caller is cancelled, the middleware is cancelled too.
+        Raises the error of `send` if `send` fails before that. If the caller is cancelled, so is the middleware.
         """
         one = EnqueuedSend(topic)
         task = asyncio.get_running_loop().create_task(one.run(send))
@@ -78,7 +78,7 @@ class EnqueuedSends:
     def added(self) -> list[asyncio.Task[SendResult]]:
         """Returns the tasks of the messages that the client has. Inside the middleware, it returns none.
 
-        A flush by the middleware would otherwise wait for itself.
+        Otherwise a flush by the middleware would wait for itself.
         """
         if asyncio.current_task() in self._sends:
             return []

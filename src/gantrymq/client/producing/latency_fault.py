@@ -1,8 +1,8 @@
 """Avoids slow and failed brokers for some time (`sendLatencyFaultEnable`).
 
-It also avoids brokers with overdue responses, which Java's clients do not. So a broker that hangs is detected before
-the first send to it has failed.
-Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are in ms; callers pass the current time.
+Unlike Java's clients, it also avoids brokers with overdue responses. A broker that hangs is therefore detected before
+the first send to it has failed. Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are in ms;
+callers pass the current time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.protocol.message import MessageQueue
 
-#: If a send takes at least this long (latencyMax), ms ...
+#: Latencies of a send (latencyMax), ms. From each value on, the client avoids the broker for the time below.
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
-#: ... its broker is avoided for this long (notAvailableDuration), ms.
+#: Times for which a broker is avoided (notAvailableDuration), ms.
 NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
-#: A faster send does not make the client avoid its broker, ms.
+#: A send that takes less than this does not make the client avoid the broker, ms.
 _QUICK_MS = next(ms for ms, duration in zip(LATENCY_MAX_MS, NOT_AVAILABLE_DURATION_MS, strict=True) if duration)
 #: Latency that a failed send counts as, ms.
 FAILED_LATENCY_MS = 10_000
@@ -24,7 +24,8 @@ FAILED_LATENCY_MS = 10_000
 DETECT_INTERVAL_MS = 2000
 #: Timeout of a probe (detectTimeout), ms.
 DETECT_TIMEOUT_MS = 200
-#: A broker is stalled if it sends no response for this long while sends to it are in flight, ms. It is used last.
+#: A broker is stalled if it sends no response for this time while sends to it are in flight, ms. A stalled broker is
+#: selected last.
 STALLED_MS = 100
 
 
@@ -117,8 +118,8 @@ class LatencyFaults:
     def select(self, info: TopicPublishInfo, last_broker: str | None, now_ms: int) -> MessageQueue:
         """Returns the next queue, preferably of an available broker that is neither `last_broker` nor stalled.
 
-        If there is none, it takes a reachable broker that is not stalled, then a reachable one, then any. If the topic
-        has one broker, it takes the next queue. `info` must have queues.
+        Otherwise it prefers a reachable broker that is not stalled, then a reachable broker, then any. If the topic has
+        one broker, it returns the next queue. `info` must have queues.
         """
         if not info.has_several_brokers:
             return info.select()

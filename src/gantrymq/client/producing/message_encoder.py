@@ -34,7 +34,7 @@ from gantrymq.protocol.properties import (
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED as PREPARED_FLAG
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: Larger bodies are compressed in a thread, because that would block the event loop for milliseconds. In bytes.
+#: Larger bodies are compressed in a thread, because compression would block the event loop for milliseconds. In bytes.
 COMPRESS_IN_THREAD_OVER = 128 * 1024
 #: MSG_TYPE of a reply to a request (`MixAll.REPLY_MESSAGE_FLAG`).
 REPLY_TYPE = "reply"
@@ -44,11 +44,11 @@ NOT_IN_A_BATCH = (
     "batch"
 )
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
-#: A message with one of these properties is encoded and checked by itself, also in a batch.
+#: A message with one of these properties is encoded and checked individually, even in a batch.
 _ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, *DELAYS]
 
 
-#: The constructor of a NamedTuple costs twice as much.
+#: Creating a tuple this way takes half the time of NamedTuple's constructor.
 _new = tuple.__new__
 _join_pair = NAME_VALUE_SEPARATOR.join
 _msg_id = attrgetter("msg_id")
@@ -61,8 +61,8 @@ UNIQUE_KEY_SIZE = 42
 class EncodedMessage(NamedTuple):
     """An encoded message or batch.
 
-    `topic` includes the namespace. `msg_id` of a batch has several ids, with commas. It is empty for a message of a
-    batch that is not joined yet (`Encoder.encode_part`).
+    `topic` includes the namespace. `msg_id` of a batch has several ids, with commas. `msg_id` is empty for a message
+    that is not yet joined into its batch (`Encoder.encode_part`).
     """
 
     topic: str
@@ -113,7 +113,7 @@ class Encoder:
             max_reconsume_times = _number(properties, MAX_RECONSUME_TIMES)
         text, count = _joined(properties), len(properties)
         if not text.isascii() or text.count(NAME_VALUE_SEPARATOR) != count or text.count(PROPERTY_SEPARATOR) != count:
-            # This raises for invalid names and values, except for a value that contains \x01.
+            # This call raises for invalid names and values, except for a value that contains \x01.
             property_bytes = encode_properties(properties)
             if text.count(NAME_VALUE_SEPARATOR) != count:
                 raise IllegalMessage("a property's value holds \\x01, which separates properties: replace it")
@@ -142,7 +142,7 @@ class Encoder:
         )
 
     def encode_part(self, topic: str, message: Message) -> EncodedMessage:
-        """Encodes a message for `join`, which generates its id if it has no properties. Raises IllegalMessage."""
+        """Encodes a message for `join`. A message without properties gets its id in `join`. Raises IllegalMessage."""
         body = message.body
         if (
             message.properties
@@ -181,7 +181,7 @@ class Encoder:
     def _native_batch(
         self, topic: str, flags: list[int], bodies: list[bytes], properties: list[dict[str, str]]
     ) -> EncodedMessage | None:
-        """Encodes a batch, and generates its ids. Returns None if a message must be checked in Python."""
+        """Encodes a batch and generates the message ids. Returns None if a message must be checked in Python."""
         assert native is not None
         head, first = self._unique_keys.some(len(bodies))
         found = native.plain_batch(flags, bodies, properties, _ODD, head, first)
@@ -213,7 +213,7 @@ class Encoder:
         return len(encoded.body) >= self._compress_over and not encoded.batch
 
     async def compress(self, encoded: EncodedMessage) -> EncodedMessage:
-        """Returns `encoded` with a compressed body, or unchanged if that is not smaller."""
+        """Returns `encoded` with a compressed body; unchanged if compression does not make the body smaller."""
         body = encoded.body
         if len(body) > COMPRESS_IN_THREAD_OVER:
             compressed = await asyncio.to_thread(compress, body, self._compression)
@@ -225,7 +225,7 @@ class Encoder:
 
 
 def _joined(properties: dict[str, str]) -> str:
-    """Encodes like `encode_properties` without its checks, in half the time. Raises IllegalMessage for non-strings."""
+    """Encodes like `encode_properties`, without checks and in half the time. Raises IllegalMessage for non-strings."""
     try:
         return PROPERTY_SEPARATOR.join(map(_join_pair, properties.items())) + PROPERTY_SEPARATOR
     except TypeError:
@@ -242,7 +242,7 @@ def not_strings(properties: dict[Any, Any]) -> str:
 def may_be_batched(message: Message) -> bool:
     """Returns whether `message` can be part of a batch (`DefaultMQProducer.canBatch`).
 
-    Delayed messages, half messages, messages with a priority, replies and messages to a retry topic cannot.
+    Delayed messages, half messages, messages with a priority, replies and messages to a retry topic cannot be.
     """
     properties = message.properties
     if isinstance(message.topic, str) and message.topic.startswith(RETRY_TOPIC_PREFIX):

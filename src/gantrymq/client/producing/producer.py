@@ -52,7 +52,7 @@ from gantrymq.times import duration_ms
 
 #: Default timeout of a call, in seconds.
 TIMEOUT_S = TIMEOUT_MS / 1000
-#: Share of a call's timeout for heartbeats to new brokers. It is limited because one of several brokers may hang.
+#: Share of a call's timeout for heartbeats to new brokers. Limited because one of several brokers may hang.
 GREETING_SHARE = 0.25
 #: Default group of Java's producers (`MixAll.DEFAULT_PRODUCER_GROUP`).
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
@@ -147,8 +147,8 @@ class Producer(Lifecycle):
         """Stores `message` in a broker.
 
         The client uses the queues of the topic in turn. If the message has a `sharding_key`, its hash code selects the
-        queue. A send to a selected queue is not retried on another broker. It is only retried while the broker's master
-        changes.
+        queue. A send to a selected queue is retried only while the broker's master changes, and never on another
+        broker.
 
         Args:
             message: Message to send.
@@ -164,11 +164,11 @@ class Producer(Lifecycle):
             SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
                 in-sync set (of a broker with a controller) has not confirmed it.
             IllegalMessage: The message is invalid and not stored.
-            ClientError: `select` fails, or returns anything other than one of the topic's queues. Or middleware does
+            ClientError: `select` fails, or returns anything other than one of the topic's queues; or middleware does
                 not return the result of its `call`.
             NoRouteInfo: The topic has no route.
-            RouteNotReady: A NameServer has just started, and the queues of the topic are not complete. Only with
-                `select`, or if the message has a `sharding_key`: the queue could be another one than later.
+            RouteNotReady: A NameServer has just started, and the topic's route is incomplete. Raised only with `select`
+                or a `sharding_key`, which could select another queue than with the complete route.
             BrokerUnavailable: No broker of the topic has a master at present.
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
@@ -243,9 +243,9 @@ class Producer(Lifecycle):
     ) -> asyncio.Future[SendResult]:
         """Adds `message` to a batch and returns a future for the result of `send`.
 
-        It waits if `buffer_bytes` are pending. For a message with a `sharding_key`, it also waits for the topic's
-        route, and then raises the errors of `send` about routes. The broker stores the whole batch or nothing, so an
-        error applies to all its messages.
+        This method waits while `buffer_bytes` are pending. For a message with a `sharding_key`, it also waits for the
+        topic's route, and can raise the errors of `send` about routes. The broker stores the whole batch or nothing, so
+        an error applies to all its messages.
 
         Args:
             message: Message to send.
@@ -255,7 +255,7 @@ class Producer(Lifecycle):
         Raises:
             ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
-                messages with a priority and those to retry topics. Middleware can also be the cause: it can add a
+                messages with a priority and those to retry topics. Middleware can cause this error, too, if it adds a
                 delay or a priority.
         """
         return await self._enqueue(message, _timeout_ms(timeout), queue)
@@ -263,7 +263,7 @@ class Producer(Lifecycle):
     async def _enqueue(
         self, message: Message, timeout_ms: int, queue: MessageQueue | None, *, or_alone: bool = False
     ) -> asyncio.Future[SendResult]:
-        """With `or_alone`, a message is sent alone if the middleware changes it so that it cannot be in a batch."""
+        """With `or_alone`, a message that cannot be in a batch after a change by the middleware is sent alone."""
         self._check_open()
         batches = self._batches
         if batches is None:
@@ -307,7 +307,7 @@ class Producer(Lifecycle):
         return await self._enqueued.start(message.topic, send)
 
     async def _add_by_key(self, message: Message, timeout_ms: int) -> asyncio.Future[SendResult]:
-        """Adds a message to a batch for the queue of its sharding key. The timeout includes the time to find it."""
+        """Adds a message to a batch for its sharding key's queue. The timeout includes the search for the queue."""
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
         deadline = clock.monotonic() + timeout_ms / 1000
@@ -331,9 +331,9 @@ class Producer(Lifecycle):
     async def flush(self) -> None:
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
-        This includes the middleware of these messages, unless middleware itself calls `flush`. The flush does not wait
-        for messages that are added after the call. It raises no errors of sends: the futures of
-        `enqueue` and the calls of `send` have them. Without `linger` there are no batches, and it has no effect.
+        The wait includes the middleware of these messages, unless middleware itself calls `flush`. It does not include
+        messages that are added after the call. `flush` raises no errors of sends: the futures of `enqueue` and the
+        calls of `send` do. Without `linger` there are no batches, and `flush` has no effect.
         """
         self._check_open()
         if self._batches is not None:
@@ -345,7 +345,7 @@ class Producer(Lifecycle):
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends a message without a response. The result is unknown, and there are no retries.
 
-        For a message with a `sharding_key`, it waits for the topic's route, and raises the errors of `send` about it.
+        For a message with a `sharding_key`, waits for the topic's route, and raises the errors of `send` about routes.
         """
         self._check_open()
         if self._around is None:
@@ -382,7 +382,7 @@ class Producer(Lifecycle):
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                # The broker routes the reply by client id, so it needs a heartbeat of this client first.
+                # A broker needs this client's heartbeat first, because it routes the reply by client id.
                 await self._greet_repliers(message.topic, timeout_ms)
                 await self._send_one(request, timeout_ms)
                 return await reply
@@ -454,7 +454,7 @@ class Producer(Lifecycle):
         return wrap_namespace(self._namespace, topic)
 
     async def _greet_brokers_of(self, topic: str, timeout_ms: int) -> None:
-        """Sends heartbeats to the brokers of `topic`. It does not wait for brokers that hang."""
+        """Sends heartbeats to the brokers of `topic`, without waiting for brokers that hang."""
         await self.sender.publish_info(wrap_namespace(self._namespace, topic), timeout_ms)
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
@@ -463,13 +463,13 @@ class Producer(Lifecycle):
     def _send_encoded(
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Returns a coroutine that sends `encoded`: that of the sender itself if there is nothing else to do."""
+        """Returns a coroutine that sends `encoded`: the sender's own coroutine if there is nothing else to do."""
         if self._namespace or self._encoder.wants_compression(encoded) or self._sender is None:
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
 
     async def _send_by_key(self, messages: Sequence[Message], encoded: EncodedMessage, timeout_ms: int) -> SendResult:
-        """Sends to the queue of the sharding keys. The timeout includes the time to find it."""
+        """Sends to the queue of the sharding keys. The timeout includes the search for the queue."""
         deadline = clock.monotonic() + timeout_ms / 1000
         queue = await self._queue_of_key(messages, timeout_ms)
         return await self._send_encoded(encoded, _left_ms(deadline), queue)
@@ -537,7 +537,7 @@ class Producer(Lifecycle):
         return wrap_namespace(self._namespace, topic) if self._namespace else topic
 
     async def _selected(self, message: Message, select: QueueSelector, timeout_ms: int) -> MessageQueue:
-        """Returns the queue that `select` returns. Raises ClientError if it fails or returns something else."""
+        """Returns the queue that `select` returns. Raises ClientError if `select` fails or returns another value."""
         queues = await self._queues(message.topic, timeout_ms)
         try:
             queue = select(queues, message)
@@ -572,7 +572,7 @@ class Producer(Lifecycle):
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
         wire_topic = wrap_namespace(self._namespace, topic)
         queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
-        # With part of the brokers, a selector would map keys to other queues than with all of them.
+        # If brokers are missing, a selector maps keys to other queues than with the complete route.
         if awaited := self.client.routes.awaited(wire_topic):
             raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
         return [queue._replace(topic=topic) for queue in queues] if self._namespace else queues
@@ -583,7 +583,7 @@ class Producer(Lifecycle):
 
 
 def _timeout_ms(timeout: float | timedelta) -> int:
-    # The default needs no conversion. It is recognised by its identity, which costs least for each message.
+    # The default needs no conversion. A comparison by identity costs least for each message.
     return TIMEOUT_MS if timeout is TIMEOUT_S else duration_ms("timeout", timeout)
 
 

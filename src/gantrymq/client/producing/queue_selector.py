@@ -51,7 +51,7 @@ def select_randomly(queues: Sequence[MessageQueue], message: Message) -> Message
 def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
     """Returns a selector for a random queue of the brokers in `rooms`. Broker names have the form ROOM@NAME.
 
-    Java's class of this name never picks a queue. The selector raises ClientError if no queue is in `rooms`.
+    Java's class of this name never selects a queue. This selector raises ClientError if no queue is in `rooms`.
     """
 
     def select(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:

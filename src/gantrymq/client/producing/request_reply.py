@@ -121,5 +121,5 @@ def _host(address: str) -> bytes:
         ip, port = parse_address(address.rpartition("/")[2])
         return encode_host(ip, port)
     except (ValueError, OSError):
-        # Hosts are only displayed, so an invalid one, such as a host name, must not lose the reply.
+        # Hosts are only for display. An invalid host, such as a name, must not make the client lose the reply.
         return encode_host("0.0.0.0", 0)

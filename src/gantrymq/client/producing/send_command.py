@@ -25,14 +25,14 @@ _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _pack_length = Struct(">i").pack
 
-#: Number of queues of a topic that is created by its first message (defaultTopicQueueNums).
+#: Number of queues of a topic that the broker creates for its first message (defaultTopicQueueNums).
 DEFAULT_TOPIC_QUEUE_NUMS = 4
 _CACHE_SIZE = 4096
 #: Timeout that a broker assumes if a request has none, ms.
 DEFAULT_TIMEOUT_MS = 3000
-#: Other timeouts are rounded to the nearest of these values, in ms. A broker caches a route for each distinct header,
-#: so there should be few. The timeout of a retry is the rest of the send's time and can have any value. Rounding up is
-#: safe, because a broker responds within a share of the timeout.
+#: Other timeouts are rounded to the nearest of these values, in ms. Brokers cache each distinct header, so there should
+#: be few of them. The timeout of a retry is the remaining time of the send and can have any value. Rounding up is safe,
+#: because a broker responds within a share of the timeout.
 _ROUND_TIMEOUTS_MS = (
     *(100, 200, 300, 500, 750, 1000, 1500, 2000, DEFAULT_TIMEOUT_MS, 4000, 5000, 7500),
     *(10_000, 15_000, 20_000, 30_000, 45_000, 60_000),

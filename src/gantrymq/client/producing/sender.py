@@ -56,13 +56,13 @@ RETRY_RESPONSE_CODES = frozenset(
 )
 
 
-#: Shortest timeout of an attempt among several brokers, ms. A healthy broker pauses for less.
+#: Shortest timeout of an attempt if there are several brokers, ms. Pauses of a healthy broker are shorter.
 MIN_SHARE_MS = 250
 #: While a broker's master changes, the next attempt starts after this time, or when the route changes, s. The time
 #: doubles after each attempt, up to MOVING_MAX_S.
 MOVING_S = 0.05
 MOVING_MAX_S = 0.5
-#: With less time left, there is no further attempt, because its timeout would hide the earlier error, ms.
+#: If less time is left, there is no further attempt, because its timeout would hide the earlier error, ms.
 MIN_TRY_MS = 10
 
 
@@ -95,7 +95,7 @@ class Sender:
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
         """Stores `encoded` in `queue`; without it, round robin with retries. Raises the errors of `Producer.send`."""
-        # Each nested coroutine costs 0.2 us a message, so there are as few as possible.
+        # Each nested coroutine costs 0.2 us per message, so there are as few as possible.
         if queue is not None:
             return self._send_to_one(queue, encoded, timeout_ms)
         return self._send_with_retries(encoded, timeout_ms)
@@ -111,9 +111,9 @@ class Sender:
         return address
 
     async def publish_info(self, topic: str, timeout_ms: int) -> TopicPublishInfo:
-        """Returns the queues of a topic. While no broker of the topic has a master, it waits.
+        """Returns the queues of a topic. Waits while no broker of the topic has a master.
 
-        Raises IllegalMessage, NoRouteInfo or ClientError; after `timeout_ms` BrokerUnavailable or RequestTimeout.
+        Raises IllegalMessage, NoRouteInfo or ClientError and, after `timeout_ms`, BrokerUnavailable or RequestTimeout.
         """
         unavailable: BrokerUnavailable | None = None
         pause_s = MOVING_S
@@ -149,7 +149,7 @@ class Sender:
         return address
 
     async def _send_to_one(self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int) -> SendResult:
-        """Sends to one queue. While its broker has no master or changes it, retries within the timeout."""
+        """Sends to one queue. Retries within the timeout while the broker has no master or changes its master."""
         deadline = clock.monotonic() + timeout_ms / 1000
         left_ms, pause_s = timeout_ms, MOVING_S
         unknown: SendOutcomeUnknown | None = None
@@ -215,7 +215,7 @@ class Sender:
                     if e.status is not None and not self._retry_when_not_stored_safely:
                         break  # The master has the message: another attempt would store it twice.
                 if is_timeout(e) and try_ms == left_ms:
-                    break  # The timeout has ended, even if the clock shows one millisecond less.
+                    break  # The request timed out, even if one millisecond is left by this clock.
                 is_moving = self._is_moving(queue, e)
             except BrokerUnavailable as e:
                 error = e
@@ -243,7 +243,7 @@ class Sender:
             log.info("send of %s to %s failed: %s", encoded.msg_id, queue, error)
             if is_moving and not info.has_several_brokers and now() + MOVING_S < deadline:
                 # A broker of that name becomes master, or a broker of another name returns to the route. The attempt
-                # counts if it may have stored the message.
+                # counts as a retry only if it may have stored the message.
                 if _stored_by_former_master(error) is None:
                     attempt -= 1
                     tried.pop()
@@ -264,14 +264,14 @@ class Sender:
     def _try_timeout(self, info: TopicPublishInfo, timeout_ms: int) -> int | None:
         """Returns the timeout of an attempt, in ms; None if an attempt may take the whole timeout of the send."""
         if self._try_timeout_ms is None and info.has_several_brokers:
-            # The last attempt gets the rest, which is two shares, because none follows it.
+            # The last attempt gets the remaining time, which is two shares.
             return max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
         return self._try_timeout_ms
 
     async def _wait_for_master(self, queue: MessageQueue, error: GantryError, deadline: float, pause_s: float) -> float:
         """Waits until the route has another master for the queue's broker, for at most `pause_s`.
 
-        The wait is short because the old master may accept messages again. Returns the next pause, in seconds.
+        The wait is short, because the former master may accept messages again. Returns the next pause, in seconds.
         """
         left_s = max(deadline - clock.monotonic(), 0.0)
         await asyncio.sleep(await self.client.recover(queue.topic, queue.broker_name, error, min(pause_s, left_s)))
@@ -308,7 +308,7 @@ class Sender:
     def _send_to(
         self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int, master_wait_ms: int
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends to the master of the queue's broker. If there is none, it waits up to `master_wait_ms` for one."""
+        """Sends to the master of the queue's broker. Waits up to `master_wait_ms` for a master."""
         address = self.client.routes.master_address(queue.broker_name)
         if address is None:
             return self._find_and_send_to(queue, encoded, timeout_ms, master_wait_ms)
@@ -352,7 +352,7 @@ class Sender:
         return None
 
     def _current_publish_info(self, topic: str) -> TopicPublishInfo | None:
-        """Returns the queues of the cached route. If there is none, or no broker in it has a master, returns None."""
+        """Returns the queues of the cached route; None if no route is cached or no broker in the route has a master."""
         info = self._known_publish_info(topic)
         route = self.client.routes.cached(topic)
         if info is None and route is not None and (queues := write_queues(topic, route)):
@@ -382,7 +382,7 @@ class Sender:
 
 
 def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
-    """Returns an error if a former master may have stored the message, and the new master may have it; else None."""
+    """Returns an error if a former master, and so the new master, may have stored the message; otherwise None."""
     if not isinstance(refusal, BrokerError) or refusal.reason is not RefusalReason.MAY_BE_STORED:
         return None
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
@@ -391,10 +391,10 @@ def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
 
 
 def _no_master(refusal: GantryError) -> BrokerUnavailable:
-    """Returns the error of a `send` that timed out before a broker of the topic was master."""
+    """Returns the error of a send that timed out before any broker of the topic was master."""
     return BrokerUnavailable(f"no broker takes the message at present: {refusal}")
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Returns whether a send ended by its timeout."""
+    """Returns whether a send timed out."""
     return isinstance(error, RequestTimeout) or isinstance(error.__cause__, RequestTimeout)

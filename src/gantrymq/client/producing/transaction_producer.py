@@ -40,7 +40,7 @@ from gantrymq.times import duration_ms
 
 log = peer_log(__name__)
 
-#: Largest number of pending checks (checkRequestHoldMax). Further ones are dropped; the broker repeats them.
+#: Largest number of pending checks (checkRequestHoldMax). The client drops further checks; the broker repeats them.
 MAX_CHECKS = 2000
 #: Largest size of the half messages of pending checks, in bytes.
 MAX_CHECK_BYTES = 64 * 1024 * 1024
@@ -48,7 +48,7 @@ CHECK_CONCURRENCY = 8
 
 
 class LocalTransactionState(Enum):
-    """Result of a local transaction. If it is UNKNOWN, the broker checks the transaction again later."""
+    """Result of a local transaction. If the result is UNKNOWN, the broker checks the transaction again later."""
 
     COMMIT_MESSAGE = sys_flag.TRANSACTION_COMMIT
     ROLLBACK_MESSAGE = sys_flag.TRANSACTION_ROLLBACK
@@ -66,13 +66,14 @@ class TransactionListener(Protocol):
     def execute_local_transaction(
         self, message: Message, arg: Any
     ) -> LocalTransactionState | Awaitable[LocalTransactionState]:
-        """Runs the local transaction after the half message is stored. `arg` is that of `send_in_transaction`.
+        """Runs the local transaction after the half message is stored. `arg` comes from `send_in_transaction`.
 
-        `message.properties["UNIQ_KEY"]` identifies it: a check has it as `msg_id`. An exception counts as UNKNOWN.
+        `message.properties["UNIQ_KEY"]` identifies the transaction; a check passes the same value as `msg_id`. An
+        exception counts as UNKNOWN.
         """
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | Awaitable[LocalTransactionState]:
-        """Returns the state of a transaction that the broker has no result for. An exception counts as UNKNOWN."""
+        """Returns the state of a transaction for which the broker has no result. An exception counts as UNKNOWN."""
 
 
 class TransactionSendResult(NamedTuple):
@@ -116,8 +117,8 @@ class TransactionProducer(Producer):
     ) -> TransactionSendResult:
         """Stores `message` as a half message, runs the listener's local transaction, and commits or rolls back.
 
-        If the half message's status is not SEND_OK, it is rolled back and the transaction does not run. Delays of the
-        message are ignored.
+        If the half message's status is not SEND_OK, this method rolls the half message back and runs no transaction.
+        Delays of the message are ignored.
 
         Args:
             message: Message to send.
@@ -132,7 +133,8 @@ class TransactionProducer(Producer):
         """
         timeout_ms = duration_ms("timeout", timeout)
         self._check_open()
-        # The broker checks a transaction with connected producers, so it needs a heartbeat before the half message.
+        # The broker checks transactions with producers whose heartbeat it has received, so send one before the half
+        # message.
         deadline = clock.monotonic() + timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -157,7 +159,7 @@ class TransactionProducer(Producer):
     async def _try_to_end(
         self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None
     ) -> None:
-        """Commits or rolls back. If that fails, only logs the error: the broker checks the transaction later."""
+        """Commits or rolls back. Logs an error without raising it, because the broker checks the transaction later."""
         try:
             await self._end(half, result, state, remark)
         except GantryError as e:

@@ -1,4 +1,4 @@
-"""Changes that resend dead-letter messages: all that match a filter, or selected ones."""
+"""Changes that resend selected dead-letter messages, or all that match a filter."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _place(group: str, text: str) -> MessageArguments:
 
 
 async def _count(view: ClusterView, group: str) -> int | None:
-    """Returns the number of the group's dead-letter messages; None if it is unknown."""
+    """Returns how many dead-letter messages the group has; None if unknown."""
     try:
         stats = await view.admin.topic_stats(dead_topic(group))
     except GantryError:

@@ -34,7 +34,7 @@ class DeleteGroup(msgspec.Struct):
 
 
 class ResetOffset(msgspec.Struct):
-    """Resets the offsets of a group. `to` is earliest, latest or time. `time` is used only for the last of these."""
+    """Resets the offsets of a group. `to` is earliest, latest or time. `time` is used only if `to` is time."""
 
     group: str
     topic: str

@@ -24,8 +24,8 @@ class SendMessage(msgspec.Struct):
     """Sends a message to an existing topic.
 
     `keys` contains keys separated by spaces. `properties` contains one line NAME=VALUE for each property. In the body,
-    LF replaces the CRLF that browsers send at the end of each line. A property that RocketMQ sets itself is refused,
-    unless it delays the message.
+    LF replaces the CRLF that browsers send at the end of each line. RocketMQ's own properties are refused, except those
+    that delay the message.
     """
 
     topic: str
@@ -64,7 +64,7 @@ async def send_message(view: ClusterView, one: SendMessage) -> str:
         keys=one.keys.strip(" "),
         properties=_properties(one.properties),
     )
-    # Raises NoRouteInfo. Otherwise the producer would create the topic.
+    # Raises NoRouteInfo for an unknown topic, which the producer would otherwise create.
     await view.admin.topic_route(topic)
     producer = Producer(
         view.settings.name_servers,
@@ -87,7 +87,7 @@ async def send_message(view: ClusterView, one: SendMessage) -> str:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Parses lines NAME=VALUE. Raises BadArguments, also for the reserved properties, except the delay of a message."""
+    """Parses lines NAME=VALUE. Raises BadArguments, also for reserved properties except delays."""
     properties = {}
     # Not `splitlines`: it also splits at other characters, such as U+2028.
     for line in text.replace("\r\n", "\n").split("\n"):

@@ -20,7 +20,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 #: Largest number of dead-letter messages of one export.
 MAX_EXPORTED = 10_000
 MAX_SHOWN = 200
-#: Largest number of dead-letter messages that are read for one page. Possibly only a few of them match.
+#: Largest number of dead-letter messages that are read for one page, even if only a few of them match.
 MAX_READ = 5000
 _EXPORT_PAGE = 50
 #: Largest size of a body in an export, bytes.
@@ -40,7 +40,7 @@ class DeadLetterFilter(msgspec.Struct, kw_only=True):
     search: str = ""
 
     def times(self) -> tuple[int | None, int | None]:
-        """Returns both times in ms; None for a missing one. Raises BadArguments."""
+        """Returns both times in ms; None for a missing time. Raises BadArguments."""
         return parse_time(self.begin), parse_time(self.end)
 
     def matches(self, message: MessageExt) -> bool:

@@ -40,7 +40,7 @@ class DueMessage(msgspec.Struct):
 
 
 class DuePage(msgspec.Struct):
-    """The next due messages. After `up_to_ms`, some may be missing. It is None if all were read."""
+    """The next due messages. After `up_to_ms`, some may be missing; `up_to_ms` is None if all were read."""
 
     topic: str
     rows: list[DueMessage]
@@ -90,7 +90,7 @@ async def due(view: ClusterView, arguments: DueArguments) -> DuePage:
             return properties.get(UNIQUE_KEY, ""), DueMessage(out_ms, 0, real_topic, row_of(message))
 
         rows, is_all = await read_timer(view, name, addresses[name], read, now)
-        # A message that is due after the end of the timer wheel has a record for each round.
+        # A message that is due after the end of the timer wheel has a record for each round of the wheel.
         once = {(key or row.row.id, row.due_ms): row for key, row in rows if key not in recalled}
         found.extend(once.values())
         if not is_all:

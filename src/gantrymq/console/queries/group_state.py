@@ -43,7 +43,7 @@ def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
 
 
 def state_of(lag: int, seconds: float | None, tps: float, members: int | None, growth: float | None) -> str:
-    """Returns the state of a group, one of STATES. `members` and `growth` (of the lag) are None if they are unknown."""
+    """Returns the state of a group, one of STATES. `members` and `growth` (of the lag) are None if unknown."""
     if not lag:
         return "idle" if members == 0 else "up to date"
     if members == 0:

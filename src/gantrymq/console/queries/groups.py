@@ -74,7 +74,7 @@ class Rate(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
-    """A consumer. Values that it does not report are None. `cached` is the number of messages in its wait queue."""
+    """A consumer. Values that it does not report are None. `cached` counts the messages that wait in it."""
 
     client_id: str
     address: str
@@ -107,18 +107,18 @@ class GroupQueue(msgspec.Struct):
 
 class GroupPage(msgspec.Struct):
     name: str
-    #: All clusters, because a group does not belong to one of them.
+    #: All clusters, because a group does not belong to a cluster.
     clusters: list[str]
     topics: list[str]
     tps: float
     lag: int
     seconds: float | None
-    #: Growth of the lag in the last 15 minutes, messages/s. If it is below 0, the group catches up.
+    #: Growth of the lag in the last 15 minutes, messages/s. Below 0, the group catches up.
     trend: float | None
     model: str
     consume_from: str
     members: list[Member]
-    #: True if all members that report subscriptions have the same ones.
+    #: True if all members that report subscriptions report the same.
     subscriptions_agree: bool
     queues: list[GroupQueue]
     #: Recorded rebalances, newest first.
@@ -128,7 +128,7 @@ class GroupPage(msgspec.Struct):
     state: str
     #: Lag of queues that no reporting member has, messages.
     lag_without_member: int
-    #: Number of dead-letter messages; None if it is unknown.
+    #: Number of dead-letter messages; None if unknown.
     dead_letters: int | None
 
 
@@ -293,8 +293,8 @@ def rates_of(info: ConsumerRunningInfo) -> list[Rate]:
 async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetWrapper]) -> dict[MessageQueue, int]:
     """Returns the store time of the next message of each queue with lag, ms.
 
-    If it is unknown, returns the store time of the last consumed message. That one is too old if the queue was idle
-    before its next message.
+    If unknown, returns the store time of the last consumed message, which is too early if the queue was idle before its
+    next message.
     """
     lagging = {queue: offsets for queue, offsets in progress.items() if offsets.lag}
     found = {queue: offsets.last_timestamp for queue, offsets in lagging.items() if offsets.last_timestamp}

@@ -1,4 +1,4 @@
-"""One consumer: its running info, and the stacks of its handlers. They show why a consumer is slow."""
+"""One consumer: its running info, and the stacks of its handlers, which show why a consumer is slow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemberArguments(msgspec.Struct):
 class MemberQueue(msgspec.Struct):
     """The consumer's state of one queue. Times are in ms.
 
-    `waiting` is the number of messages that were pulled or popped and wait for a handler.
+    `waiting` is the number of pulled or popped messages that wait for a handler.
     """
 
     topic: str
@@ -50,7 +50,7 @@ class MemberPage(msgspec.Struct):
 
 
 async def member(view: ClusterView, arguments: MemberArguments) -> MemberPage:
-    """Returns the page. Queries the consumer through a broker. Raises ClientError if no broker is connected to it."""
+    """Returns the page. Queries the consumer through a broker. Raises ClientError if it is not connected to any."""
     group, client_id = arguments.group, arguments.client_id
     servers = await servers_of(view)
     answers = await view.each(

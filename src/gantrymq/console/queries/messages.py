@@ -26,14 +26,14 @@ MAX_GROUPS = 32
 #: Limits: number of trace messages that are read, and their size, bytes. Clients write up to 128,000 bytes.
 MAX_TRACES = 128
 MAX_TRACE_BYTES = 1024 * 1024
-#: Largest number of topics in which a traced message is searched. A trace has only one topic unless it is forged.
+#: Largest number of topics in which a traced message is searched. Only a forged trace has several topics.
 MAX_TRACED_TOPICS = 4
 _STEPS = {"Pub": "send", "SubAfter": "consume", "EndTransaction": "end"}
 
 
 #: Time ranges that end now, s.
 SPANS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 6 * 3600, "1d": 86400}
-#: Largest number of messages that are read for one page with `search`. Possibly only a few of them match.
+#: Largest number of messages that are read for one page with `search`, even if only a few of them match.
 MAX_SEARCHED = 5000
 
 
@@ -362,7 +362,7 @@ def _events_of(found: Sequence[MessageExt], message_id: str) -> list[TraceView]:
 def timeline(events: list[TraceView], stored: Sequence[MessageExt] = ()) -> list[TraceStep]:
     """Returns the steps by start time. Each message in `stored` adds a step.
 
-    The recorded time of a send is its start. That of a consumption is its end, which old clients omit
+    The recorded time of a send is its start. For a consumption, it is the end, which old clients omit
     (`TraceDataEncoder`).
     """
     steps = [

@@ -16,9 +16,9 @@ from gantrymq.console.queries.kinds import is_tools_group, topic_kind
 from gantrymq.console.queries.servers import Broker, Nothing, all_brokers, servers_of
 from gantrymq.system.clock import now_ms
 
-#: Longest wait for each part of the data, s. Until it arrives, the page shows other data and reloads itself.
+#: Longest wait for each part of the data, s. Without this part, the page shows the other data and reloads itself.
 _WAIT_S = 0.3
-#: Largest number of groups with lag, and of those with dead letters.
+#: Largest number of groups with lag, and of groups with dead letters.
 MAX_WORST_GROUPS = 5
 
 

@@ -29,8 +29,8 @@ from gantrymq.system.clock import monotonic
 
 #: Largest number of queues that are read.
 MAX_QUEUES = 256
-#: Largest number of concurrent pulls, and largest size of each one, bytes. A body can have 4 MiB. A list keeps only
-#: its beginning.
+#: Largest number of concurrent pulls, and largest size of a pull, bytes. A body can have 4 MiB; a list keeps only the
+#: beginning of a body.
 _PULLS = 4
 _PULL_BYTES = 256 * 1024
 #: Largest size of the stored bodies that a page reads, bytes.
@@ -148,7 +148,7 @@ class QueueReader:
             part.next = max(part.next, token.get(_name(part.queue), 0))
 
     def resume_backwards(self, token: dict[str, int]) -> None:
-        """Continues before the messages of the previous page of `previous_ones`."""
+        """Continues before the messages of the previous page, which came from `previous_ones`."""
         self._token = token
         for part in self.ranges:
             part.end = min(part.end, token.get(_name(part.queue), part.end))
@@ -160,13 +160,13 @@ class QueueReader:
         return self._encode({_name(part.queue): part.end for part in self.ranges})
 
     def token(self) -> str | None:
-        """Returns the token of the next page; None if this is the last one."""
+        """Returns the token of the next page; None if this is the last page."""
         if not any(part.next < part.end for part in self.ranges):
             return None
         return self._encode({_name(part.queue): part.next for part in self.ranges})
 
     def _encode(self, offsets: dict[str, int]) -> str:
-        # A queue whose broker did not respond on this page keeps its offset of the previous page.
+        # A queue whose broker did not respond for this page keeps the offset of the previous page.
         return base64.urlsafe_b64encode(msgspec.json.encode(self._token | offsets)).decode()
 
     async def latest(self, size: int) -> list[Row]:
@@ -259,7 +259,7 @@ class QueueReader:
         return is_enough or monotonic() >= self._until
 
     async def _pull(self, part: QueueRange, count: int) -> list[tuple[int, int, Row]]:
-        """Returns the next rows as (store time, offset, row). Empty if they were deleted, or if the broker fails."""
+        """Returns the next rows as (store time, offset, row). Empty if deleted, or if the broker fails."""
         async with self._pulls, self._view.bodies:
             try:
                 result = await transport_of(self._view.admin).api.pull_at_once(

@@ -1,6 +1,6 @@
 """The rights of a user on each broker, and the policy entries that decide.
 
-The console computes them from the users and policies that the brokers report, by the rules of RocketMQ's brokers.
+The console computes the rights from the users and policies that the brokers report, by the rules of RocketMQ's brokers.
 """
 
 from __future__ import annotations

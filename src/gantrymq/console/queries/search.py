@@ -18,11 +18,11 @@ from gantrymq.errors import BrokerError, ProtocolError, RemotingError
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.system.clock import monotonic
 
-#: Largest size of the searched text, characters. It is the longest name of a group.
+#: Largest size of the searched text, characters: that of the longest group name.
 MAX_TEXT = 255
-#: Largest number of topics and of groups in the result. The page shows the number of all of them.
+#: Largest number of topics and of groups in the result. The page shows how many match in total.
 MAX_SHOWN = 20
-#: Largest number of topics in which a unique key is searched, because each of their brokers is queried.
+#: Largest number of topics in which a unique key is searched. Each search queries all brokers of the topic.
 MAX_TOPICS_WITH_ID = 200
 #: Limit of the topics that are searched for a unique key at the same time, and of the whole search, s.
 _TOPICS_AT_ONCE = 8
@@ -38,7 +38,7 @@ class SearchArguments(msgspec.Struct):
 
 
 class SearchPage(msgspec.Struct):
-    """The result. Names that are equal to `q` come first. `topics_found` and `groups_found` count all that match."""
+    """The result. Names equal to `q` come first. `topics_found` and `groups_found` count all matching names."""
 
     q: str
     topics: list[str]
@@ -81,7 +81,7 @@ async def search(view: ClusterView, arguments: SearchArguments) -> SearchPage:
 
 
 def _matching(text: str, names: Iterable[str]) -> tuple[list[str], int]:
-    """Returns the first of the names that contain the text, and the number of all of them."""
+    """Returns the first names that contain the text, and how many names contain it."""
     wanted = text.casefold()
     found = [name for name in names if wanted in name.casefold()]
     found.sort(key=lambda name: (name.casefold() != wanted, name.startswith("%"), len(name), name))
@@ -91,14 +91,14 @@ def _matching(text: str, names: Iterable[str]) -> tuple[list[str], int]:
 async def _with_id(
     view: ClusterView, message_id: str, topics: list[str], servers: Servers
 ) -> tuple[list[MessageRow], list[Unasked]]:
-    """Returns the message at the position in an offset message id, or those with this unique key in any topic.
+    """Returns the message at the position in an offset message id, or the messages with this unique key in any topic.
 
     Also returns the failed queries.
     """
     brokers = servers.info.broker_addr_table.values()
     with suppress(ProtocolError, BrokerError):
         address, _ = decode_offset_message_id(message_id)
-        # A unique key has the same length with IPv4. Its bytes in the place of the address match no broker.
+        # A unique key can have the same length as an id with an IPv4 address, but its address bytes match no broker.
         if any(address in broker.broker_addrs.values() for broker in brokers):
             try:
                 async with view.bodies:
@@ -115,7 +115,7 @@ async def _with_id(
         unasked.append(Unasked(more, f"only {MAX_TOPICS_WITH_ID} are searched"))
 
     async def find(topic: str) -> list[MessageRow]:
-        # Returns rows, because all the bodies could take much memory: a sender chooses the unique keys of its messages.
+        # Returns rows, because the bodies of many messages could take much memory: a sender can reuse a unique key.
         async with view.bodies:
             # The timeout starts after the wait for `bodies`.
             responses = await view.each(

@@ -1,6 +1,6 @@
 """Streams: groups with offsets but without members, such as Spark queries, and the progress of queries.
 
-A Spark query with the option consumerGroup commits offsets for that group after each batch, but is not a member of it.
+A Spark query with the option consumerGroup commits offsets for that group after each batch, without being a member.
 With `watch_queries`, a query writes its progress to a topic.
 """
 
@@ -126,7 +126,7 @@ def last_reports(reports: Iterable[Query]) -> list[Query]:
 
 
 def _query(message: MessageExt) -> Query:
-    """Decodes Spark's JSON of a StreamingQueryProgress. The result has no id if the message is something else."""
+    """Decodes Spark's JSON of a StreamingQueryProgress. The result of another message has no id."""
     try:
         progress = msgspec.json.decode(beginning_of(message, _MAX_PROGRESS_BYTES))
     except (msgspec.DecodeError, ProtocolError, RecursionError):

@@ -1,7 +1,7 @@
 """Reads the timer of a broker: timer messages, and the records of pops.
 
 Both are records of one topic, ordered by arrival and not by due time. A page reads the newest records up to a limit,
-and shows whether there are more.
+and shows whether older records exist.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gantrymq.protocol.message import MessageQueue
 
 #: Largest number of queues for which the time of the oldest message is queried.
 MAX_QUEUES_WITH_TIMES = 128
-#: Longest wait of the list for lags and figures, s. Until they arrive, the list reloads itself.
+#: Longest wait of the list for lags and figures, s. A list without them reloads itself.
 _EXTRAS_WAIT_S = 0.2
 #: The tabs of a topic's page.
 TABS = ("messages", "queues", "consumers", "settings")
@@ -49,7 +49,7 @@ class Topic(msgspec.Struct):
     write_queues: int
     perm: str
     brokers: list[str]
-    #: Lag of the group with the largest one, messages, and the number of groups.
+    #: Largest lag of a group, messages, and the number of groups.
     lag: int | None = None
     groups: int | None = None
     messages: int | None = None
@@ -117,7 +117,7 @@ class TopicPage(msgspec.Struct):
     tab: str
     #: The messages that match the filter; None on other tabs.
     found: MessagesPage | None
-    #: Lag of each of `groups`, messages; None if it is not known yet.
+    #: Lag of each of `groups`, messages; None until the first query is complete.
     lags: dict[str, int | None]
 
 
@@ -162,7 +162,7 @@ async def _lags(view: ClusterView) -> dict[str, list[int]] | None:
 
 
 async def _add_figures(view: ClusterView, rows: list[Topic]) -> tuple[bool, list[Unasked]]:
-    """Adds the figures that are available in time. Returns whether no query is running, and the failed ones."""
+    """Adds the figures that are available in time. Returns whether all queries have ended, and the failures."""
     (figures, errors), retention = await asyncio.gather(
         view.topic_figures.get((row.name for row in rows), _EXTRAS_WAIT_S), _retention(view)
     )
@@ -177,7 +177,7 @@ async def _add_figures(view: ClusterView, rows: list[Topic]) -> tuple[bool, list
 
 
 async def _retention(view: ClusterView) -> dict[str, int]:
-    """Returns the retention time of each broker, h. Empty if it is unknown."""
+    """Returns the retention time of each broker, h. Empty if unknown."""
     with suppress(GantryError):
         return await view.retention.get(_EXTRAS_WAIT_S) or {}
     return {}

@@ -38,10 +38,10 @@ class Access:
         self._unauthorized = frozenset(_listed(config.authorization_whitelist))
 
     async def authenticate(self, call: Call) -> User | None:
-        """Returns the user who signed a call, or None if it needs no user.
+        """Returns the user who signed a call, or None if the call needs no user.
 
-        It reads only the metadata, so that no message is parsed without authentication. Raises ProxyError if the user
-        is unknown or disabled, if the signature is wrong, or if no broker returns the user.
+        Reads only the metadata, so that no message is parsed without authentication. Raises ProxyError if the user is
+        unknown or disabled, if the signature is wrong, or if no broker returns the user.
         """
         if not self._needs_user(call):
             return None

@@ -2,8 +2,8 @@
 
 The rules are the same as for requests to a broker (`auth/request_permissions.py`).
 
-Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. Requests marked with + need fewer rights in Java:
-it does not serve some of these methods, and does not check the topic of others.
+Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. Requests marked with + need fewer rights in
+Java's proxy, which does not serve some of these methods, and does not check the topic of others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUTE = (Action.PUB, Action.SUB, Action.GET)
 
 
 def _sending(request: pb.SendMessageRequest) -> Iterator[Need]:
-    # The first topic suffices: the handler rejects a request with messages of several topics.
+    # Checking the first topic suffices: the handler rejects a request with messages of several topics.
     yield send_need(request.messages[0].topic.name if request.messages else "")
 
 
@@ -83,6 +83,6 @@ _RULES: dict[type[Message], Callable[[Any], Iterator[Need]]] = {
 
 
 def needs(request: Message) -> Iterator[Need]:
-    """Returns the rights that a request needs; `ANYTHING` without a rule, none for some empty ones."""
+    """Returns the rights that a request needs: `ANYTHING` without a rule, and no right for some empty requests."""
     rule = _RULES.get(type(request))
     return rule(request) if rule is not None else iter((ANYTHING,))

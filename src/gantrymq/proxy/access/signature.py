@@ -1,7 +1,7 @@
 """The signature in a call's metadata: MQv2-HMAC-SHA1 (auth/authentication/builder/DefaultAuthenticationContextBuilder).
 
-Clients sign only the time, in their own time zone. A signature therefore proves that the client has the secret key. It
-does not protect the request.
+Clients sign only the time, in their own time zone. A signature therefore proves only that the client has the secret
+key; it does not protect the contents of the request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Signed(NamedTuple):
 
 
 def signed(authorization: str, date_time: str) -> Signed:
-    """Parses the fields `authorization` and `x-mq-date-time`. Raises ProxyError for invalid ones."""
+    """Parses the fields `authorization` and `x-mq-date-time`. Raises ProxyError if one is invalid."""
     if not authorization:
         raise unauthorized("username cannot be null.")
     if not date_time:

@@ -32,7 +32,7 @@ from gantrymq.proxy.validation import check_invisible_time, check_topic_and_grou
 
 #: Concurrent requests to brokers of one AckMessage.
 _AT_ONCE = 32
-#: Entries of one AckMessage. Apache's clients send one, or those of one ReceiveMessage.
+#: Largest number of entries of one AckMessage. Apache's clients send one entry, or those of one ReceiveMessage.
 MAX_ENTRIES = 4096
 
 
@@ -60,7 +60,7 @@ class Acks:
         }
 
     async def ack_message(self, call: Call, request: AckMessageRequest) -> AckMessageResponse:
-        """Acknowledges messages and returns a status for each. If they differ, the response has MULTIPLE_RESULTS."""
+        """Acknowledges messages, with a status for each. If these differ, the response has MULTIPLE_RESULTS."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
         if not request.entries:
@@ -107,7 +107,7 @@ class Acks:
     async def change_invisible_duration(
         self, call: Call, request: ChangeInvisibleDurationRequest
     ) -> ChangeInvisibleDurationResponse:
-        """Sets the time after which the message is redelivered. The proxy stops renewing it."""
+        """Sets the time after which the message is redelivered. The proxy stops renewing the message."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
         invisible_ms = duration_ms(request.invisible_duration)
@@ -122,7 +122,7 @@ class Acks:
     async def forward_message_to_dead_letter_queue(
         self, call: Call, request: ForwardMessageToDeadLetterQueueRequest
     ) -> ForwardMessageToDeadLetterQueueResponse:
-        """Moves a message to the dead-letter queue. The client has used all its attempts."""
+        """Moves a message to the dead-letter queue, after the client has used all attempts."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
         async with self._handle(call, group, topic, request) as handle:

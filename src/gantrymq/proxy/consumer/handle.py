@@ -1,7 +1,7 @@
 """A client's receipt handle: the broker's handle and the message's offset in the commit log.
 
-The broker's handle has eight words (`protocol.receipt_handle`). The offset is the ninth word. It is needed to move the
-message to the dead-letter queue. Source: common/consumer/ReceiptHandle.
+The broker's handle has eight words (`protocol.receipt_handle`). The offset is the ninth word. The proxy needs the
+offset to move the message to the dead-letter queue. Source: common/consumer/ReceiptHandle.
 """
 
 from __future__ import annotations

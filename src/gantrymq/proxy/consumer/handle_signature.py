@@ -1,9 +1,9 @@
 """Signatures that bind a receipt handle to the user, group and topic that received the message.
 
-A broker's handle identifies a message by numbers that a client can change. With another commit log offset,
-ForwardMessageToDeadLetterQueue would copy any message of the broker. If authentication is on, a handle therefore has a
-tenth word: the signature of the other nine. The signing key is derived from the secret key of the proxies' own requests
-to brokers. All proxies of a cluster therefore use the same key.
+A broker's handle identifies a message by numbers that a client can change. After such a change of the commit log
+offset, ForwardMessageToDeadLetterQueue would copy any message of the broker. If authentication is on, a handle
+therefore has a tenth word: the signature of the other nine. The signing key is derived from the secret key that signs
+the proxies' own requests to brokers, so all proxies of a cluster use the same signing key.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ RENEW_MS = tuple(60_000 * minutes for minutes in (1, 3, 5, 10, 30, 60))
 
 
 class MessageKey(NamedTuple):
-    """Identifies a message of a client. It stays the same when a renewal changes the message's handle."""
+    """Identifies a message of a client. The identity stays the same when a renewal changes the message's handle."""
 
     message_id: str
     broker_name: str
@@ -50,9 +50,10 @@ class InFlightMessage:
     popped_ms: int
     renew_times: int = 0
     failures: int = 0
-    #: Set while the message is renewed. Other requests for the message wait for its end, because it changes the handle.
+    #: Set while the message is renewed. Other requests for the message wait for the end of the renewal, which changes
+    #: the handle.
     renewal: asyncio.Future[None] | None = None
-    #: Key of its slot in `InFlightMessages._slots`; -1 if it is in none.
+    #: Key of the message's slot in `InFlightMessages._slots`; -1 without a slot.
     slot: int = field(default=-1, repr=False)
 
     @property
@@ -91,19 +92,19 @@ class InFlightMessages:
         return True
 
     def take(self, client_id: str, group: str, key: MessageKey) -> InFlightMessage | None:
-        """Removes a message that its client is about to settle. Returns None if it is not in the table."""
+        """Removes a message that its client is about to settle. Returns None if the message is not in the table."""
         message = self._of_owner.get((client_id, group), {}).get(key)
         if message is not None:
             self.remove(message)
         return message
 
     def put_back(self, message: InFlightMessage) -> None:
-        """Restores a message after the client's request failed. If the client received it again, the new one stays."""
+        """Restores a message after the client's request failed, unless the client has received the message again."""
         if message.key not in self._of_owner.get((message.client_id, message.group), {}):
             self.add(message)
 
     def remove(self, message: InFlightMessage) -> None:
-        """Removes a message. Does nothing if it is not in the table."""
+        """Removes a message, if it is in the table."""
         if not self.has(message):
             return
         owner = message.client_id, message.group

@@ -1,6 +1,6 @@
 """Requests of POP to brokers: pop, acknowledge, change the invisible duration, move to the dead-letter queue.
 
-Apart from a pop, each goes to the broker that the receipt handle names.
+Every request but a pop goes to the broker that the receipt handle names.
 
 Sources: proxy/processor/ConsumerProcessor, ProducerProcessor (forwardMessageToDeadLetterQueue).
 """
@@ -100,7 +100,7 @@ class PopRequests:
         try:
             await self.ack(handle, group, topic)
         except GantryError as e:
-            # The request has succeeded, because the copy is stored. At worst the message is also redelivered.
+            # The copy is stored, so the request has succeeded. At worst, the message is also redelivered.
             log.warning(
                 "message %s of group %s is a dead-letter message and may be redelivered: %s", message_id, group, e
             )
@@ -117,7 +117,7 @@ class PopRequests:
             return await self._brokers.remoting.call(address, request)
         except BrokerError as e:
             if e.code in _NOT_THERE:
-                # Clients stop on this code. They retry forever after any other error.
+                # After this code, clients stop. After any other error, they retry forever.
                 raise ProxyError(Code.INVALID_RECEIPT_HANDLE, e.remark) from e
             raise
 

@@ -63,7 +63,7 @@ class PullMessageActivity:
         }
 
     async def pull_message(self, call: ServerStream, request: PullMessageRequest) -> None:
-        """Streams a status, the messages, and the next offset. The next offset is left out only after an error."""
+        """Streams a status, the messages and, unless there is an error, the next offset."""
         check_group(request.group.name)
         queue, address = await self._queue(request.message_queue)
         _check_offset(request.offset)
@@ -95,7 +95,7 @@ class PullMessageActivity:
             messages, rest = decode_pulled(result.body, queue, request.offset, MAX_DECOMPRESSED_SIZE, _left_out)
             next_offset = next_offset if rest is None else rest
         if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:
-            # The broker compares only hash codes of tags, and different tags can have the same one.
+            # The broker compares only hash codes of tags, and different tags can have the same hash code.
             messages = [message for message in messages if message.tags in subscription.tags_set]
         messages = [message for message in messages if not message.is_damaged]
         if result.status is PullStatus.OFFSET_ILLEGAL:
@@ -121,7 +121,7 @@ class PullMessageActivity:
         return UpdateOffsetResponse(status=status(Code.OK))
 
     async def get_offset(self, call: Call, request: GetOffsetRequest) -> GetOffsetResponse:
-        """Returns the group's consumer offset of a queue. Raises ProxyError OFFSET_NOT_FOUND if it has none."""
+        """Returns the group's consumer offset of a queue. Raises ProxyError OFFSET_NOT_FOUND if there is none."""
         check_group(request.group.name)
         queue, address = await self._queue(request.message_queue)
         offset = await self._brokers.api.query_offset(
@@ -132,7 +132,7 @@ class PullMessageActivity:
         return GetOffsetResponse(status=status(Code.OK), offset=offset)
 
     async def query_offset(self, call: Call, request: QueryOffsetRequest) -> QueryOffsetResponse:
-        """Returns the first offset of a queue, its end offset, or the offset at a timestamp."""
+        """Returns the first offset or the end offset of a queue, or the offset at a timestamp."""
         queue, address = await self._queue(request.message_queue)
         api = self._brokers.api
         match request.query_offset_policy:
@@ -164,6 +164,6 @@ def _check_offset(offset: int) -> None:
 
 
 def _left_out(unreadable: Unreadable) -> MessageExt | None:
-    """Replaces an unreadable record by a damaged message, so that the consumer continues after it."""
+    """Replaces an unreadable record by a damaged message, so that the consumer can continue after the record."""
     log.error("offset %d can't be read, it is left out: %s", unreadable.queue_offset, unreadable.error)
     return unreadable.stand_in(MessageQueue("", "", 0))

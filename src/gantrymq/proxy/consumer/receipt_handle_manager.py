@@ -133,7 +133,7 @@ class ReceiptHandleManager:
             else:
                 await self._end(message)
         except Exception:
-            # Schedule the message again. Otherwise it would never be renewed after an unexpected error.
+            # Schedule the message again; otherwise an unexpected error would end its renewals.
             self.in_flight.failed(message, clock.now_ms())
             raise
         finally:

@@ -52,7 +52,7 @@ _NOT_DELIVERED_MS = 1000
 _GRACE_MS = 3000
 #: First client version that supports the code ILLEGAL_POLLING_TIME.
 _KNOWS_POLLING_TIME = (5, 0, 3)
-#: Request timeout of a client without that setting, ms. It is the default of Java's requestTimeout.
+#: Request timeout of a client whose settings have none, ms: the default of Java's requestTimeout.
 _REQUEST_TIMEOUT_MS = 3000
 
 
@@ -174,12 +174,12 @@ class ReceiveMessageActivity:
     # -- popping ------------------------------------------------------------------------------------------------
 
     async def _pop(self, broker_name: str, header: PopMessageRequestHeader, grace_ms: int) -> list[MessageExt]:
-        """Pops messages. If the client disconnects during the pop, its result is processed in the background."""
+        """Pops messages. If the client disconnects during the pop, a background task processes the result."""
         pop = asyncio.ensure_future(self._requests.pop(broker_name, header, grace_ms))
         try:
             return await result_of(pop)
         except asyncio.CancelledError:
-            # The client disconnected. Messages that the broker still returns must be redelivered to others.
+            # The client disconnected. Messages that the broker still returns must be redelivered to other consumers.
             self._after.start(self._nobody_waits(pop, header))
             raise
         except BrokerError as e:
@@ -207,7 +207,7 @@ class ReceiveMessageActivity:
     def _is_wanted(
         self, message: MessageExt, subscription: SubscriptionData, group: str, max_attempts: int | None
     ) -> bool:
-        """Returns True if the message is for the client; otherwise settles it.
+        """Returns True if the message is for the client; otherwise settles the message.
 
         A message with another tag is acknowledged: the broker compares only hash codes of tags. A message that has used
         all attempts goes to the dead-letter queue.
@@ -276,6 +276,6 @@ def _handle(message: MessageExt) -> Handle:
 
 
 def _version(call: Call) -> tuple[int, ...]:
-    """Returns the client's version as a tuple. An invalid version is empty, and so older than all others."""
+    """Returns the client's version as a tuple, which is empty, and so older than any other, if invalid."""
     words = call.metadata.get(CLIENT_VERSION, "").split("-")[0].split(".")
     return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)

@@ -28,8 +28,8 @@ async def diagnose_proxy(
 ) -> list[Finding]:
     """Checks a proxy from this machine and returns the findings.
 
-    The check changes nothing, and registers no client at a broker. If the proxy does not respond, that is a finding,
-    not an error.
+    The check changes nothing, and registers no client at a broker. A proxy that does not respond is a finding, not an
+    error.
 
     Args:
         address: The proxy's host:port.
@@ -56,7 +56,7 @@ def judge(seen: ProxySeen) -> list[Finding]:
 
 
 def _unusable(seen: ProxySeen) -> Finding | None:
-    """Returns the finding if no connection to the proxy works; None if one does."""
+    """Returns a finding if no connection to the proxy works; None if a connection works."""
     error = seen.over_tls if seen.tls_given else seen.plain and seen.over_tls and seen.plain
     if error is None:
         return None

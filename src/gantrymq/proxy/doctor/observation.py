@@ -19,7 +19,7 @@ from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.tls import TlsConfig, client_context
 from gantrymq.system import tls
 
-#: Topic of the route request if none is given. It does not exist: the error shows that a NameServer responded.
+#: Topic of the route request if no topic is given. No such topic exists: the error shows that a NameServer responded.
 PROBE = "gantry-doctor"
 #: Largest number of checked brokers of a topic, and of the checked addresses in a route.
 MOST_TRIED = 20
@@ -40,9 +40,9 @@ class ProxySeen:
     certificate: bytes | None = None
     route: Answer | GantryError | None = None
     settings: Answer | GantryError | None = None
-    #: Other addresses in the route, with the error of a connection to each; None if it works.
+    #: Other addresses in the route, with the error of a connection to each; None for a connection that works.
     named: dict[str, GantryError | None] = field(default_factory=dict)
-    #: By broker of the topic: the response to a call for which the proxy needs this broker, or its error.
+    #: By broker of the topic: the response to, or the error of, a call for which the proxy needs this broker.
     brokers: dict[str, Answer | GantryError] = field(default_factory=dict)
 
     @property
@@ -113,7 +113,7 @@ async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
             where = format_address(each.host, each.port)
             if where != seen.address and len(seen.named) < MOST_TRIED:
                 seen.named[where] = None
-    # A producer without topics: it needs no rights, and the proxy registers it at no broker.
+    # The settings are those of a producer without topics. It needs no rights, and the proxy registers it at no broker.
     settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(), user_agent=pb.UA(language=pb.PYTHON))
     try:
         seen.settings = await caller.call("Telemetry", rpc_pb.TelemetryCommand(settings=settings))

@@ -1,6 +1,6 @@
 """A small gRPC client for diagnosis: one call at a time on one connection.
 
-Unlike gRPC's own clients it reports which step failed: the connection, TLS, HTTP/2 or gRPC.
+Unlike gRPC's own clients, this client reports which step failed: the connection, TLS, HTTP/2 or gRPC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.system import clock, network, randomness, tls
 from gantrymq.system.clock import monotonic
 
-#: Largest size of a response, bytes. It is also the size of the receive windows.
+#: Largest size of a response, and size of the receive windows, bytes.
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_FIELDS = 64 * 1024
 #: ":method POST" of the static table.
@@ -42,7 +42,7 @@ _PREFIX = 5
 class NotGrpc(ProtocolError):
     """Raised if the server speaks HTTP/2, but not gRPC.
 
-    Remedy: correct the address. A load balancer or an ingress in between must forward gRPC.
+    Remedy: correct the address. A load balancer or an ingress before the proxy must forward gRPC.
     """
 
 
@@ -220,7 +220,7 @@ class ProxyClient:
                     raise ProtocolError(f"{self.address} sends fields without end")
                 if not flags & frames.END_HEADERS:
                     continue
-                # Decode the fields of other streams, too: they change the decoder's table.
+                # Decode the fields of other streams, too, because they change the decoder's table.
                 told, block = self._decode(block), b""
                 if is_mine:
                     fields |= told

@@ -29,7 +29,8 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Size of the write buffer at which the connection stops reading and sending data, bytes. It then counts in `unread`.
+#: Size of the write buffer at which the connection stops reading and sending data, bytes. Its buffer then counts in
+#: `unread`.
 _WRITE_HIGH_WATER = 64 * 1024
 #: Bytes of data after which the connection writes immediately, not at the end of the event-loop iteration.
 _GATHERED = 256 * 1024
@@ -56,7 +57,7 @@ class Http2Connection(asyncio.Protocol):
         self.streams: dict[int, Http2Stream] = {}
         #: Streams with data that wait for the connection's window or for its socket.
         self.blocked: dict[int, Http2Stream] = {}
-        #: Number of bytes that the peer accepts on all streams together.
+        #: Window of the connection: the bytes that the peer still accepts on all streams together.
         self.window = frames.DEFAULT_WINDOW
         #: False while the write buffer is full.
         self.is_writable = True
@@ -73,11 +74,11 @@ class Http2Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         #: Unprocessed input: an incomplete frame, or frames that wait for the next slice.
         self._rest = b""
-        #: True while the connection waits for `go_on`. It then neither processes frames nor reads.
+        #: True while the connection waits for `go_on`, and neither processes frames nor reads.
         self._is_deferred = False
         self.last_slice_s = 0.0
-        #: Whether `limits.incomplete` has an entry for it, and whether that has a deadline. Before the first request,
-        #: the entry also counts `_idle_bytes`.
+        #: Whether `limits.incomplete` has an entry for this connection, and whether the entry has a deadline. Before
+        #: the first request, the entry also counts `_idle_bytes`.
         self._is_incomplete = self._has_deadline = True
         self._idle_bytes = _PLAIN_BYTES
         #: Bytes of the write buffer that count in `unread`.
@@ -174,7 +175,7 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or self._is_deferred or not self.is_writable:
             return
         if self._is_incomplete:
-            # Start the deadline again: it must not include the time in which the server paused reading.
+            # Restart the deadline, which must not include the time in which the server paused reading.
             self._count_incomplete(has_progress=True)
         self._transport.resume_reading()
 
@@ -183,7 +184,7 @@ class Http2Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _count_unwritten(self, size: int) -> None:
-        """Counts a full write buffer in `unread`. `size` is its size in bytes, or 0 when it is writable again."""
+        """Counts a full write buffer of `size` bytes in `unread`. `size` is 0 when the buffer is writable again."""
         unwritten, self._unwritten = self._unwritten, size
         if size:
             self.unread.add(self, size)
@@ -193,7 +194,7 @@ class Http2Connection(asyncio.Protocol):
     # -- incomplete input ---------------------------------------------------------------------------------------
 
     def _count_incomplete(self, *, has_progress: bool) -> None:
-        """Updates the entry in `limits.incomplete`. `has_progress` starts a new deadline: a frame was completed."""
+        """Updates the entry in `limits.incomplete`. After a complete frame (`has_progress`), restarts the deadline."""
         incomplete = self._limits.incomplete
         block_bytes = self._reader.block_bytes
         size = len(self._rest) + (block_bytes or 0)
@@ -221,7 +222,7 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """True while the server does not read. Its input can then not be completed."""
+        """True while the server does not read, so that the peer cannot complete its input."""
         return self._is_deferred or not self.is_writable
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -272,14 +273,14 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(b"".join(out))
 
     def header_block(self, block: bytes) -> bytes:
-        """Returns the block to send. If the peer has reduced the size of its table, a confirmation precedes it."""
+        """Returns the block to send, after a confirmation if the peer has reduced the size of its table."""
         if self.settings.must_shrink_table:
             self.settings.must_shrink_table = False
             return SHRUNK_TABLE + block
         return block
 
     def local_end(self, stream: Http2Stream) -> None:
-        """Closes a stream whose response is sent. Further frames of the peer for it are discarded."""
+        """Closes a stream whose response is sent. Discards further frames of the peer for this stream."""
         if stream.is_remote_open:
             stream.is_remote_open = False
             self.send(frames.rst_stream(stream.stream_id, ErrorCode.NO_ERROR))
@@ -323,7 +324,7 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """True if the connection closes after the peer has read everything. That may never happen."""
+        """True if the connection closes as soon as the peer has read everything, which may never happen."""
         return self.is_ending or self.is_over
 
     def abort(self) -> None:

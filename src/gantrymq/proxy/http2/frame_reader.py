@@ -1,7 +1,7 @@
 """Processes the frames of a client by the rules of RFC 9113, 5 to 8.
 
-A violation that concerns one stream resets that stream. All others end the connection (`ConnectionEnded`). Ended
-streams are removed: `_skipped` and `_reset` keep the ids that the rules still need.
+A violation that concerns one stream resets that stream. Any other violation ends the connection (`ConnectionEnded`).
+Ended streams are removed: `_skipped` and `_reset` keep the ids that the rules still need.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = peer_log(__name__)
 CONNECTION_WINDOW = 8 * 1024 * 1024
 #: Largest frame, bytes: the default of the RFC, as in gRPC's own core. Larger frames would save only 1 us per 16 KiB.
 _FRAME_SIZE = frames.DEFAULT_FRAME_SIZE
-#: Limit of a request's fields, bytes, with 32 more for each field (RFC 9113, 6.5.2). It also limits the encoded block.
-#: The limit of Java's server is 8 KiB.
+#: Limit of a request's fields, and of the encoded block, in bytes. Each field counts 32 more (RFC 9113, 6.5.2). The
+#: limit of Java's server is 8 KiB.
 MOST_FIELDS = 16 * 1024
 #: Number of remembered streams that this side has reset. Frames of the peer can still arrive on them.
 _MOST_RESET = 128
@@ -98,7 +98,7 @@ class FrameReader:
     def _is_preface(self, data: bytes) -> bool:
         """Returns True if the preface and the header of the first frame have arrived (RFC 9113, 3.4).
 
-        Raises ConnectionEnded if they are invalid: the first frame must be SETTINGS.
+        Raises ConnectionEnded if they are invalid. The first frame must be SETTINGS.
         """
         preface = frames.PREFACE
         if not preface.startswith(data[: len(preface)]):
@@ -190,7 +190,7 @@ class FrameReader:
             self._streams.pop(stream_id, None)
 
     def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Processes the start of a header block. It is complete, or CONTINUATION frames follow."""
+        """Processes the start of a header block. Unless the block is complete, CONTINUATION frames follow."""
         if not stream_id & 1:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, f"a client has no stream {stream_id}")
         block = _unpadded(payload, flags)
@@ -217,7 +217,7 @@ class FrameReader:
             self._header_block(stream_id, first_flags, bytes(block))
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        """Decodes a complete header block. It starts a new stream, or has the trailers of an open one."""
+        """Decodes a complete header block, which starts a stream or contains the trailers of an open stream."""
         try:
             fields = self._decoder.decode(block, MOST_FIELDS)
         except TooManyHeaders as e:
@@ -259,7 +259,7 @@ class FrameReader:
             stream.receiver.data_received(b"", True)
 
     def _trailers(self, stream_id: int, fields: Fields, ended: bool) -> None:
-        """Processes the second header block of a stream. gRPC uses trailers of a request only as its end."""
+        """Processes the second header block of a stream. In gRPC, trailers only mark the end of the request."""
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id in self._reset:
@@ -288,7 +288,7 @@ class FrameReader:
         self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _reset_stream(self, stream_id: int, code: ErrorCode) -> None:
-        """Resets a stream after an error. Frames that the peer has sent before it receives the reset are ignored."""
+        """Resets a stream after an error. Ignores frames that the peer has sent before it receives the reset."""
         self._connection.send(frames.rst_stream(stream_id, code))
         self.expect_late_frames(stream_id)
         stream = self._streams.pop(stream_id, None)
@@ -334,7 +334,7 @@ class FrameReader:
         self._quota.spent_us += len(payload) // 6 * SETTING_US
         former = self._connection.settings.stream_window
         self._connection.settings.update(payload)
-        # Acknowledge first: the frames that follow are valid only with the new settings.
+        # Acknowledge first, because the frames that follow are valid only with the new settings.
         self._connection.send(frames.SETTINGS_ACK)
         change = self._connection.settings.stream_window - former
         if change:

@@ -29,12 +29,12 @@ _STATIC: tuple[tuple[bytes, bytes], ...] = (
 _FIRST_DYNAMIC = len(_STATIC)
 #: Size of the dynamic table, bytes: the default of SETTINGS_HEADER_TABLE_SIZE, which the server never changes.
 TABLE_SIZE = 4096
-#: Bytes that each entry counts in addition to its name and value.
+#: Bytes that the RFC adds to the name and value of each entry.
 _ENTRY_OVERHEAD = 32
 
 
 class HpackError(Exception):
-    """Raised for an invalid header block. The table is then unusable, so the connection ends."""
+    """Raised for an invalid header block. It makes the table unusable, so the connection ends."""
 
 
 class TooManyHeaders(Exception):
@@ -65,9 +65,10 @@ class HpackDecoder:
     def decode(self, block: bytes, most: int) -> list[tuple[bytes, bytes]]:
         """Returns the fields of a block.
 
-        Raises HpackError, MalformedField, or TooManyHeaders for more than `most` bytes. A field counts as its bytes and
-        32 more (RFC 9113, 6.5.2). Only the characters of literals are checked: fields from the table were checked when
-        they were added. The 14 fields of a client with signed requests take 12 us, because nearly all are in the table.
+        Raises HpackError, MalformedField, or TooManyHeaders for more than `most` bytes. Each field counts 32 bytes more
+        than its length (RFC 9113, 6.5.2). Only the characters of literals are checked: fields from the table were
+        checked when they were added. The 14 fields of a signed request take 12 us, because nearly all of them are in
+        the table.
         """
         fields: list[tuple[bytes, bytes]] = []
         total = 0
@@ -112,7 +113,7 @@ class HpackDecoder:
         return _STATIC[index]
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[tuple[bytes, bytes], int]:
-        """Decodes a literal field. Its name is an index or a text. Returns the field and the position after it."""
+        """Decodes a literal field, whose name is an index or a text. Returns the field and the position after it."""
         index, at = _integer(block, at, mask)
         if index:
             name = self._entry(index)[0]
@@ -154,7 +155,7 @@ def _long_integer(block: bytes, at: int, number: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """Decodes a text with or without Huffman code. Returns it and the position after it."""
+    """Decodes a text with or without Huffman code. Returns the text and the position after it."""
     is_coded = block[at] & 0x80
     length, at = _integer(block, at, 0x7F)
     end = at + length
@@ -169,12 +170,12 @@ SHRUNK_TABLE = b"\x20"
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Encodes a field for a sent block, without index and without Huffman code."""
+    """Encodes a field of a response, without index and without Huffman code."""
     return b"\x00" + _sent_string(name) + _sent_string(value)
 
 
 def _sent_string(text: bytes) -> bytes:
-    """Encodes a text for a sent block: its length and its bytes."""
+    """Encodes a text of a response: its length and its bytes."""
     length = len(text)
     if length < 0x7F:
         return bytes((length,)) + text

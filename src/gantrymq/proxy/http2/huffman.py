@@ -28,8 +28,8 @@ def _codes() -> dict[tuple[int, int], int]:
 
 
 _CODES = _codes()
-#: Cached decoding steps: (remaining bits, byte) to (symbols, new remaining bits). Remaining bits have a leading one.
-#: At most about 60,000 steps exist; text needs a few hundred.
+#: Cached decoding steps: (remaining bits, byte) to (symbols, new remaining bits). A 1 bit precedes the remaining bits.
+#: There are about 60,000 possible steps; text needs a few hundred.
 _steps: dict[tuple[int, int], tuple[bytes, int]] = {}
 
 
@@ -55,7 +55,7 @@ _LONGEST_CACHED = 128
 
 
 def decode(data: bytes) -> bytes:
-    """Decodes bytes. Raises ValueError for an invalid code, or for padding other than fewer than 8 ones.
+    """Decodes bytes. Raises ValueError for an invalid code or padding. Valid padding is up to seven 1 bits.
 
     27 bytes take 4 us. Repeated texts, such as most of a client's signature, are cached.
     """
@@ -68,7 +68,7 @@ def _decoded(data: bytes) -> bytes:
     for byte in data:
         symbols, rest = _steps.get((rest, byte)) or _step(rest, byte)
         text.append(symbols)
-    # The padding must be ones: the beginning of the end symbol's code.
+    # The padding must be 1 bits, the beginning of the end symbol's code.
     if rest & (rest + 1) or rest > 0xFF:
         raise ValueError("a Huffman code that isn't padded as it should be")
     return b"".join(text)

@@ -7,7 +7,7 @@ are constants instead, because they are charged to peers.
 - All connections together get ROUND_S. Connections with waiting frames share it equally.
 - A slice has at least LEAST_SLICE_S, so that each connection can process one frame in each iteration.
 - If ROUND_S is used up, a connection with a large read is not read again in this iteration. Such connections are read
-  in turn. Their last slices show how many of them fit into ROUND_S.
+  in turn. The durations of their last slices determine how many fit into ROUND_S.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReadSlices:
         #: `total_s` at the start of the round. A round can last several iterations, until ROUND_S is used up.
         self._began_s = 0.0
         self._is_round_due = False
-        #: Paused connections with waiting frames, and paused connections without.
+        #: Paused connections with waiting frames, and those without waiting frames.
         self._with_frames: list[Waiting] = []
         self._unread: deque[Waiting] = deque()
         #: Number of connections that share this round.
@@ -55,7 +55,7 @@ class ReadSlices:
         return now + max(share_s, LEAST_SLICE_S)
 
     def ended(self, seconds: float) -> None:
-        """Counts a slice of that duration."""
+        """Counts a slice of this duration."""
         self.total_s += seconds
         if self.is_used_up:
             self._need_round()

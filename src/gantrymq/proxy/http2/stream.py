@@ -17,10 +17,10 @@ class Receiver(Protocol):
     """Receives the events of a stream."""
 
     def data_received(self, data: bytes, ended: bool) -> None:
-        """Receives bytes, possibly none. If `ended` is true, they are the last ones."""
+        """Receives bytes, possibly none. If `ended` is true, no more bytes follow."""
 
     def server_stops(self) -> None:
-        """Called when the connection accepts no more streams. It closes when all streams have ended."""
+        """Called when the connection accepts no more streams. The connection closes when all streams have ended."""
 
     def stream_lost(self) -> None:
         """Called when the peer has reset the stream or disconnected. Nothing more can be sent."""
@@ -47,9 +47,9 @@ class Http2Stream:
     def __init__(self, connection: Http2Connection, stream_id: int, window: int) -> None:
         self.connection = connection
         self.stream_id = stream_id
-        #: Number of bytes that the peer accepts.
+        #: Window for sending: the bytes that the peer still accepts.
         self.window = window
-        #: Number of bytes that the peer may send.
+        #: Window for receiving: the bytes that the peer may still send.
         self.receive_window = frames.DEFAULT_WINDOW
         self.is_remote_open = True
         #: Missing bytes of the request by its `content-length`; None without that field.

@@ -10,11 +10,11 @@ updates and pings that follow a response. All other frames are charged to their 
 - oversized header blocks
 
 A connection that exceeds its quota is closed with ENHANCE_YOUR_CALM. All connections together also have a quota. When
-it is used up, each connection has only `_CROWDED_US` instead of its whole burst, so that many connections cannot add up
-their bursts.
+this common quota is used up, each connection has only `_CROWDED_US` instead of its whole burst. Otherwise the bursts of
+many connections would add up.
 
-Costs are constants, measured on the machine of docs/decisions/http2.md. Measured times would include the load of other
-processes, and charge it to the peer.
+Costs are constants, measured on the machine of docs/decisions/http2.md. Times measured at run time would charge the
+load of other processes to the peer.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WINDOW_US = 0.1
 #: Credit for each DATA frame that is sent to the peer, us. gRPC's core responds with window updates and pings.
 EARNED_US = 10.0
 #: Smallest free DATA frame, bytes. A smaller frame of the peer is charged unless it ends its stream. A smaller part of
-#: a response is also charged: the peer opened only a window of this size.
+#: a response is also charged, because the peer has opened only such a small window.
 SMALL_DATA = 256
 
-#: Burst of a connection, us, and its rate, us/s: 2 % of a core. 1,024 calls that are cancelled at once take 23 ms.
+#: Burst of a connection, us, and its rate, us/s: 2 % of a core. 1,024 calls that a client cancels at once take 23 ms.
 _BURST_US = 40_000.0
 _US_PER_S = 20_000.0
 #: Burst and rate of all connections together.

@@ -1,8 +1,8 @@
 """Memory limit for responses that peers do not read.
 
 In HTTP/2, a peer can keep the window of each stream closed, and thousands of streams can have a response. All
-connections share one limit for such responses. If it is exceeded, the connection that has read nothing for the longest
-time is closed. An honest peer reads within milliseconds, so the oldest entry belongs to an attacker.
+connections share one limit for such responses. Above the limit, the server closes the connection that has read nothing
+for the longest time. An honest peer reads within milliseconds, so the oldest entry belongs to an attacker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Peer(Protocol):
     """A connection with unread responses."""
 
     def reads_nothing(self) -> None:
-        """Called if the limit is exceeded and this peer has read nothing for the longest time. It must disconnect."""
+        """Disconnects. Called above the limit for the peer that has read nothing for the longest time."""
 
 
 class UnreadResponses:
@@ -38,7 +38,7 @@ class UnreadResponses:
             slowest.reads_nothing()
 
     def remove(self, peer: Peer, size: int) -> None:
-        """Removes `size` bytes that the peer has read, or that were discarded."""
+        """Removes `size` bytes that the peer has read, or that the server has discarded."""
         waiting = self._peers.pop(peer, None)
         if waiting is None:
             # The peer was disconnected before.

@@ -75,7 +75,7 @@ class MessageEncoder:
             self._check_delivery(system)
         if system.HasField("born_timestamp") and not 0 <= system.born_timestamp.seconds <= _LAST_S:
             raise ProxyError(Code.MESSAGE_CORRUPTED, "the born timestamp of message is no time")
-        # The topic is also the producer group: a broker sends transaction checks to the members of this group.
+        # The topic is also the producer group, to whose members a broker sends transaction checks.
         properties = to_properties(message, message.topic.name, peer)
         if self._delays_ms and names.TIMER_DELIVER_MS in properties:
             properties[names.DELAY_TIME_LEVEL] = str(self._delay_level(int(properties[names.TIMER_DELIVER_MS])))
@@ -133,7 +133,7 @@ class MessageEncoder:
         code, longest = Code.ILLEGAL_MESSAGE_GROUP, self._config.max_message_group_size
         if is_blank(group):
             raise ProxyError(code, "message group cannot be the char sequence of whitespace")
-        # As in Java, a group of exactly the maximum length is too long. Without a maximum, any group is valid.
+        # As in Java, a message group of exactly the maximum length is too long. Without a maximum, any length is valid.
         if longest <= 0:
             return
         if len(group.encode()) >= longest:

@@ -48,7 +48,7 @@ class MessageQueueSelector:
         Raises ClientError for an invalid order configuration.
         """
         known = self._topics.get(topic)
-        # A changed route is another object.
+        # Each change of a route creates a new object.
         if known is None or known[0] is not route:
             queues = sorted(write_queues(topic, route))
             known = route, queues, itertools.count(randomness.randrange(len(queues) or 1))

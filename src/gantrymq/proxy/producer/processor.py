@@ -81,7 +81,7 @@ class ProducerProcessor:
         }
 
     async def send_message(self, call: Call, request: SendMessageRequest) -> SendMessageResponse:
-        """Sends messages of one topic to a broker. Several messages are one batch: all are stored, or none."""
+        """Sends messages of one topic to a broker. Several messages form a batch: the broker stores all or none."""
         if not request.messages:
             raise ProxyError(Code.MESSAGE_CORRUPTED, "no message to send")
         if len(request.messages) > MAX_MESSAGES:
@@ -99,7 +99,8 @@ class ProducerProcessor:
                     raise ProxyError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
             encoded = [self._encoder.encode(message, call.peer) async for message in Slices(call, request.messages)]
             if any(message.kind == topic_types.PRIORITY for message in encoded):
-                # The messages of a batch are in one queue, and the queue is the priority.
+                # A batch cannot have a priority, because all its messages are in one queue, and the queue id is the
+                # priority.
                 raise ProxyError(Code.BAD_REQUEST, "messages with a priority can't be sent together")
         await self._check_type(topic, encoded)
         first = encoded[0]
@@ -159,7 +160,7 @@ class ProducerProcessor:
         self._transactions.remember(half, monotonic())
 
     async def end_transaction(self, call: Call, request: EndTransactionRequest) -> EndTransactionResponse:
-        """Commits or rolls back with a one-way request, as in Java. If it is lost, the broker checks again."""
+        """Commits or rolls back with a one-way request, as in Java. If the request is lost, the broker checks again."""
         topic, transaction_id = request.topic.name, request.transaction_id
         check_topic(topic)
         if is_blank(transaction_id):

@@ -1,4 +1,4 @@
-"""Cache of the positions of half messages, from the send or a broker's check until commit or rollback.
+"""Cache of half message positions. It has each from the send or a broker's check until commit or rollback.
 
 A client ends a transaction with only the topic and the transaction id. The broker also needs the position of the half
 message. Source: proxy/service/transaction/TransactionDataManager.
@@ -11,7 +11,8 @@ from typing import NamedTuple
 from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.proxy.config import ProxyConfig
 
-#: Size of the table at which expired entries are first removed. They are removed again when it has grown by half.
+#: Size of the table at which expired entries are first removed. After that, they are removed whenever the table has
+#: grown by half.
 _LOOK_AT = 1000
 
 
@@ -26,7 +27,7 @@ class Half(NamedTuple):
 
 
 class Transactions:
-    """The half messages of open transactions. A message that was sent twice has two half messages: each is ended."""
+    """The half messages of open transactions. A message that was sent twice has two, and both must end."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._expire_s = config.transaction_data_expire_millis / 1000
@@ -54,10 +55,10 @@ class Transactions:
         del halves[: -self._most]
 
     def take(self, topic: str, transaction_id: str, now: float, *, newest: bool = False) -> Half | None:
-        """Removes and returns the oldest half message of a transaction. Returns None if there is none or it expired.
+        """Removes and returns the oldest half message of a transaction; None if there is none or it has expired.
 
-        For the response to a check, pass `newest`. A broker writes a new copy of the half message for each check. If an
-        older copy were ended, the message would be delivered, and the broker would check again.
+        For the response to a check, pass `newest`. A broker writes a new copy of the half message for each check. If
+        the proxy committed an older copy, the broker would deliver the message and still check the new copy.
         """
         key = topic, transaction_id
         halves = self._halves.get(key, [])

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class RemotingAccess:
-    """Checks the requests of the remoting port. A proxy without access control has none."""
+    """Checks the requests of the remoting port. Not created without access control."""
 
     def __init__(self, config: ProxyConfig, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -47,7 +47,7 @@ class RemotingAccess:
         )
 
     async def check(self, connection: Connection, request: RemotingCommand) -> None:
-        """Raises RequestRefused if the client may not make this request, or if no broker returns its user."""
+        """Raises RequestRefused if the client may not make this request, or if no broker returns the client's user."""
         username = request.ext_fields.get(ACCESS_KEY, "")
         if username:
             try:

@@ -10,7 +10,7 @@ from typing import cast
 _HTTP2 = b"PRI "
 
 
-#: Timeout for the first bytes, s. The connection is then closed.
+#: Timeout for the first bytes, s, after which the connection is closed.
 _PATIENCE_S = 10.0
 
 

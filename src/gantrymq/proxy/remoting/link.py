@@ -1,8 +1,9 @@
 """One client of the remoting protocol, with its own connections to brokers.
 
 A broker identifies the members of a group, and the producers for transaction checks, by their connections. Each client
-therefore has its own connection to each broker: a broker sees the same as without a proxy, and its requests reach the
-client. Apache's proxy uses one connection for all clients. Its proxies send their tables of members to each other.
+therefore has its own connection to each broker. A broker sees the same as without a proxy, and its requests reach the
+right client. Apache's proxy instead uses one connection for all clients, and exchanges tables of members with other
+proxies.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Link:
         self._remoting = RemotingClient(handlers, ssl_context=ssl_context)
         #: The connections to brokers, by address.
         self.upstreams: dict[str, Connection] = {}
-        #: The client does not read its responses, so the connections to brokers are not read either.
+        #: True while the client does not read its responses, so that the connections to brokers are not read either.
         self._is_held_up = False
         #: Broker names by address.
         self._names: dict[str, str] = {}
@@ -102,7 +103,7 @@ class Link:
         self._hold_up()
 
     def _hold_up(self) -> None:
-        """Stops reading from brokers while the client reads nothing: responses stay there, as without a proxy."""
+        """Stops reading from brokers while the client reads nothing. Responses then stay in the brokers."""
         if self.connection.is_full and not self._is_held_up:
             self._is_held_up = True
             for upstream in self.upstreams.values():
@@ -131,8 +132,8 @@ class Link:
 class _Passed:
     """A pending request of the client. It forwards the broker's response to the client.
 
-    The response is written to the client before more is read from the broker. Callbacks of a future run one event-loop
-    iteration later. With them, the proxy read 16 MB from a broker for a client that did not read its responses.
+    The response is written to the client before more is read from the broker. Callbacks of a future would run one
+    event-loop iteration later, and let the proxy read 16 MB for a client that does not read its responses.
     """
 
     __slots__ = ("_link", "_request")

@@ -42,7 +42,7 @@ class RequestObserver:
             self._waiting.setdefault(address, {})[request.opaque] = (request.code, monotonic())
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
-        # It is None if the client used one id for two requests.
+        # None if the client used one id for two requests.
         if (waiting := self._waiting.get(address, {}).pop(request.opaque, None)) is not None:
             code, began = waiting
             self._ended(address, code, _RESULTS.get(response.code) or str(response.code), monotonic() - began)

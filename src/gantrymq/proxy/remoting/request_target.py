@@ -1,7 +1,7 @@
 """Finds the broker and the topic of a request in its fields and its body.
 
-Clients from version 5.0 on name the broker in each request (`AbstractRemotingActivity.request`). Older clients name it
-in some requests only.
+Clients of version 5.0 and later name the broker in each request (`AbstractRemotingActivity.request`). Older clients do
+so only in some requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Acks(msgspec.Struct, rename="camel"):
 
 
 def broker_of(request: RemotingCommand) -> str:
-    """Returns the broker's name, or an empty string if the request does not contain it.
+    """Returns the broker's name, or an empty string if the request does not name a broker.
 
     Raises HeaderError for an invalid receipt handle, and BodyError for an invalid body.
     """
@@ -60,7 +60,7 @@ def broker_of(request: RemotingCommand) -> str:
 
 
 def topic_of(request: RemotingCommand) -> str:
-    """Returns the topic of a request, or the original topic of its message. Empty if there is none."""
+    """Returns the topic of a request, or the original topic of its message. Empty for a request without a topic."""
     fields = request.ext_fields
     if request.code in _SHORT:
         return fields.get("b", "")

@@ -61,7 +61,7 @@ _STOP_S = 0.5
 #: Largest number of subscribed topics of one client.
 MAX_TOPICS = 10_000
 
-#: Requests that are forwarded to one broker. Admin requests are not among them: operators send these to a broker.
+#: Requests that are forwarded to one broker. Operators send admin requests to the broker itself.
 _PASSED = (
     RequestCode.SEND_MESSAGE,
     RequestCode.SEND_MESSAGE_V2,
@@ -93,7 +93,7 @@ _PROPERTIES: dict[int, str] = {
     RequestCode.SEND_MESSAGE_V2: "i",
     RequestCode.SEND_BATCH_MESSAGE: "i",
 }
-#: Property of a message that was copied from another cluster. The types of topics may differ there.
+#: Property of a message that was copied from another cluster, where the types of topics may differ.
 _TRANSFERRED = "TRANSFER_FLAG"
 #: Requests that any broker of the group's topics can answer.
 _OF_GROUP = (
@@ -263,19 +263,19 @@ class RemotingProtocolServer(RemotingServer):
         return None
 
     async def _pass_on(self, link: Link, name: str, request: RemotingCommand) -> Reply:
-        """Forwards a request after connecting to its broker."""
+        """Connects to the broker of a request, then forwards the request."""
         name = name or await self._sole_broker(link, topic_of(request))
         address, timeout_ms = await self._address(name), _timeout_ms(request)
         await link.connect(name, address)
-        # Prefer `pass_now`: it writes the response before more is read from the broker. `ask` cannot do this.
+        # Prefer `pass_now`: unlike `ask`, it writes the response before more is read from the broker.
         if link.pass_now(address, request, timeout_ms):
             return None
         return await link.ask(name, address, request, timeout_ms)
 
     async def _sole_broker(self, link: Link, topic: str) -> str:
-        """Returns the only broker of the topic, or the client's only broker if the request has no topic.
+        """Returns the topic's only broker; for a request without a topic, the client's only broker.
 
-        Raises RequestRefused if there are several. Used for clients that do not name the broker.
+        Raises RequestRefused if there are several brokers. For clients that do not name the broker.
         """
         names = await self._brokers_of(topic) if topic else list(link.brokers)
         if len(names) != 1:
@@ -297,7 +297,7 @@ class RemotingProtocolServer(RemotingServer):
         return None
 
     async def _ask_one(self, link: Link, request: RemotingCommand) -> Reply:
-        """Returns the first successful response of the brokers of a group's topic. Each of them has all its members."""
+        """Returns the first successful response of the topic's brokers. Each broker has all members of a group."""
         fields = request.ext_fields
         topic = fields.get("topic")
         topics = [topic] if topic else link.groups.get(fields.get("consumerGroup", ""), [])
@@ -395,7 +395,7 @@ def _checked(
 def _check_type(expected: str, request: RemotingCommand) -> None:
     """Raises RequestRefused if the message has another type than its topic.
 
-    A topic that does not exist yet is UNSPECIFIED and accepts any type: its first message creates it.
+    A topic that does not exist yet is UNSPECIFIED and accepts any type, because its first message creates it.
     """
     if expected in (topic_types.MIXED, topic_types.UNSPECIFIED):
         return
