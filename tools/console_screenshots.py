@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import io
 import json
+import logging
 import math
 import random
 import shutil
@@ -44,7 +45,8 @@ from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 from gantrymq.testing.processes import ProcessCluster
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
 #: Longest wait for a state of the cluster or of a page, s.
 TIMEOUT_S = 180.0
 DESKTOP, PHONE = (1280, 860), (390, 844)
@@ -272,6 +274,16 @@ async def settle(page: Page) -> None:
 async def shoot(page: Page, path: Path) -> None:
     """Writes a screenshot as a PNG with a palette."""
     await page.mouse.move(0, 0)
+    # Stacks and configurations have the paths of this checkout and of the temporary directory.
+    await page.evaluate(
+        """(paths) => {
+            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            while (texts.nextNode()) {
+                for (const path of paths) texts.currentNode.data = texts.currentNode.data.replaceAll(path, "/srv/shop");
+            }
+        }""",
+        [str(ROOT), sys.base_prefix, tempfile.gettempdir()],
+    )
     shot = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
     shot.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
@@ -389,4 +401,6 @@ if __name__ == "__main__":
     parser.add_argument("--phone", action="store_true", help="at a width of 390 px, to look at them")
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all")
     given = parser.parse_args()
+    # The handlers that fail would write their stacks.
+    logging.disable(logging.CRITICAL)
     asyncio.run(main(given.directory, given.pages, given.phone))
