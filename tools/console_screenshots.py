@@ -31,8 +31,8 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.consuming.handler_pool import MessageHandler
+from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.history import SAMPLE_S, History
@@ -158,7 +158,9 @@ class Shop:
         """Sends delayed messages: payment reminders by level, and delivery notices at their own times."""
         for number in range(6):
             reminder = json.dumps({"order_id": f"A-{10000 + number}", "template": "payment-reminder"}).encode()
-            await producer.send(Message("notifications", reminder, keys=[f"A-{10000 + number}"], delay_level=15 + number % 4))
+            await producer.send(
+                Message("notifications", reminder, keys=[f"A-{10000 + number}"], delay_level=15 + number % 4)
+            )
             notice = json.dumps({"order_id": f"A-{10100 + number}", "template": "delivery-today"}).encode()
             delay = {TIMER_DELAY_MS: str(3_600_000 * (number + 1))}
             await producer.send(Message("notifications", notice, keys=[f"A-{10100 + number}"], properties=delay))
@@ -264,7 +266,7 @@ async def settle(page: Page) -> None:
             """() => document.readyState === "complete" && !document.querySelector("[hx-trigger^=load]")
                 && [...document.querySelectorAll("[data-series]")].every((one) => one.querySelector("canvas"))
                 && !document.querySelector(".note.warning")
-                && ![...document.querySelectorAll("p[role=status]")].some((one) => /Doctor|doctor/.test(one.textContent))"""
+                && !/doctor/i.test([...document.querySelectorAll("p[role=status]")].map((one) => one.textContent))"""
         )
         return found
 
@@ -349,9 +351,9 @@ async def pages_of(admin: AdminClient, traced: str) -> dict[str, str]:
         "traces": {"id": traced},
         "dead-letter-messages": {"group": "shipping-labels"},
         "history": {"span": "1h"},
-        "rights": {"user": "alice", "resource": "Topic:orders"},
+        "rights": {"user": "alice", "resource": "Topic:orders", "ip": "10.1.4.7"},
         "due": {"topic": "notifications"},
-        "search": {"q": "o"},
+        "search": {"q": "order"},
         "broker": {"address": broker},
         "member": {"group": "warehouse", "client_id": member},
     }
