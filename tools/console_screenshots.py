@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -217,12 +216,10 @@ class Shop:
             await consumer.receive(4, invisible_time=900, timeout=1)
 
 
-async def write_history(directory: Path) -> None:
-    """Writes an hour of samples: a working day's rates, and a lag that grows from the middle of it."""
+async def write_history(directory: Path, used: float) -> None:
+    """Writes an hour of samples: steady rates, a lag that grows in the second half, and a disk that fills to `used`."""
     history = History(directory)
     now = time.time()
-    disk = shutil.disk_usage(directory)
-    used = disk.used / disk.total
     for back in range(3600 // SAMPLE_S, 0, -1):
         hour = 1 - back * SAMPLE_S / 3600
         rate = 2 * RATE * (1 + 0.2 * math.sin(hour * 9) + random.uniform(-0.06, 0.06))
@@ -377,7 +374,16 @@ async def main(directory: Path, wanted: Sequence[str], is_phone: bool) -> None:
         shop = Shop(cluster.namesrv_addr)
         await shop.start(stack)
         (root / "console").mkdir(mode=0o700)
-        await write_history(root / "console")
+        addresses = await masters(admin)
+
+        async def is_steady() -> bool:
+            """Returns whether the messages of the beginning are no longer in the rates."""
+            rates = [(await admin.runtime_info(address))["putTps"].split()[0] for address in addresses]
+            return sum(map(float, rates)) < 3 * RATE
+
+        await until("a steady rate", is_steady)
+        runtime = await admin.runtime_info(addresses[0])
+        await write_history(root / "console", float(runtime["commitLogDiskRatio"]))
         address = await stack.enter_async_context(console(cluster.namesrv_addr, root / "console"))
         playwright = await stack.enter_async_context(async_playwright())
         browser = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
