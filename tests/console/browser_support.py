@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -15,13 +14,11 @@ import pytest
 from gantrymq.testing.embedded import EmbeddedCluster
 
 CHROMIUM = Path("/usr/bin/chromium")
-#: If set, the directory for the screenshots of docs/console.md.
-SCREENSHOTS = os.environ.get("GANTRY_SCREENSHOTS")
 
 pytest.importorskip("playwright", reason="playwright isn't installed")
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python isn't installed")
 from axe_playwright_python.async_playwright import Axe  # noqa: E402
-from playwright.async_api import Browser, FloatRect, Page, async_playwright  # noqa: E402
+from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} isn't there: apt-get install chromium")
 
@@ -61,16 +58,6 @@ class Watched:
         page.on("console", lambda one: self.problems.append(one.text) if one.type == "error" else None)
         page.on("request", lambda one: None if one.url.startswith(address) else self.problems.append(one.url))
         page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
-
-
-async def shoot(page: Page, name: str) -> None:
-    if SCREENSHOTS:
-        # Without the empty area below a short page, and without the end of a long one.
-        width, height = await page.evaluate(
-            "[innerWidth, Math.min(Math.ceil(document.body.getBoundingClientRect().height), innerHeight)]"
-        )
-        clip = FloatRect(x=0, y=0, width=width, height=height)
-        await page.screenshot(path=Path(SCREENSHOTS) / f"console-{name}.png", clip=clip)
 
 
 async def faults(page: Page) -> list[str]:

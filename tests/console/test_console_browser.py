@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 import pytest
-from browser_support import Watched, chromium, console, faults, needs_chromium, shoot, unlabelled
+from browser_support import Watched, chromium, console, faults, needs_chromium, unlabelled
 from playwright.async_api import Locator, Page
 from wait_until import until
 
@@ -166,12 +166,8 @@ async def test_every_page(cluster: EmbeddedCluster) -> None:
                 assert await page.evaluate("document.documentElement.lang") == language.replace("-GB", "")
                 assert await unlabelled(page) == [], one.name
                 assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), one.name
-                if language == "en-GB" and one.name != "operations":
-                    await shoot(page, one.name)
                 assert await faults(page) == [], one.name
                 assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), f"{one.name}, forms open"
-            if language == "zh-CN":
-                await shoot(page, "phone")
             assert watched.problems == []
             await context.close()
 
@@ -418,7 +414,6 @@ async def test_dead_letters_by_clicking(cluster: EmbeddedCluster) -> None:
         await page.wait_for_url("**/operations")
         await page.get_by_text("2 dead letters resent, 2 skipped").wait_for()
         await until(lambda: sorted(seen) == [b"letter %d" % number for number in range(4)])
-        await shoot(page, "operations")
         assert await faults(page) == []
         assert watched.problems == []
 
@@ -469,7 +464,6 @@ async def test_login_in_a_browser(cluster: EmbeddedCluster, tmp_path: Path) -> N
         await page.get_by_label("Password").fill("wrong")
         await page.get_by_role("button", name="Log in").click()
         await page.get_by_text("wrong name or password").wait_for()
-        await shoot(page, "login")
         for colours in COLOURS:
             await page.emulate_media(color_scheme=colours)
             assert await faults(page) == []

@@ -50,6 +50,8 @@ def span(seconds: float | None) -> str:
     for length, unit in _SPANS:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 

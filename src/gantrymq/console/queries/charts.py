@@ -104,13 +104,13 @@ def _series(arguments: HistoryArguments) -> dict[str, str]:
         return {
             f"{of_broker}in": "In, messages/s",
             f"{of_broker}out": "Out, messages/s",
-            f"{of_broker}disk": "Disk, used ratio",
+            f"{of_broker}disk": "Disk",
         }
     return {
         "in": "In, messages/s",
         "out": "Out, messages/s",
         "lag": "Lag, all groups",
-        "disk": "Fullest disk, used ratio",
+        "disk": "Fullest disk",
     }
 
 

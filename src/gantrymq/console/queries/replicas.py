@@ -59,7 +59,7 @@ async def replicas(view: ClusterView, arguments: Nothing) -> ReplicasPage:
             slave.in_sync,
             slave.transferred_byte_in_second,
         )
-        for address, one in sorted(status.results.items())
+        for address, one in sorted(status.results.items(), key=lambda found: names[found[0]])
         for slave in one.connections
     ]
     of_controllers = await controllers(view, arguments)

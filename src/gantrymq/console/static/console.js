@@ -115,9 +115,17 @@
       leftOut += round.left_out;
       if (round.problem) state.textContent = visible(round.problem);
       else if (leftOut) state.textContent = state.dataset.leftOut.replace("{count}", leftOut.toLocaleString());
+      else if (round.rows.length) state.textContent = state.dataset.following;
     };
     // Without this the browser would begin again where the server has ended it.
     stream.addEventListener("over", () => { stream.close(); state.textContent = state.dataset.over; });
+  };
+
+  // The time of day, or the date at midnight.
+  const clockOf = (seconds) => {
+    const at = new Date(seconds * 1000);
+    if (at.getHours() || at.getMinutes()) return `${pad(at.getHours())}:${pad(at.getMinutes())}`;
+    return `${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
   };
 
   // The points come with a separate request, because a reload of the page does not need them.
@@ -130,10 +138,14 @@
       const chart = history.charts.find((one) => one.series === place.dataset.series);
       if (!chart || !history.times.length) continue;
       const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line")}};
+      const isRatio = chart.series.endsWith("disk");
       const options = {
-        width: Math.max(place.clientWidth - 12, 200), height: 200, legend: {show: false},
-        cursor: {y: false}, scales: {x: {range: () => [history.begin, history.end]}, y: {range: (u, low, high) => [0, Math.max(high, 1e-9) * 1.1]}},
-        axes: [axis, {...axis, size: 70}],
+        width: Math.max(place.clientWidth - 16, 160), height: place.clientHeight - 16, legend: {show: false},
+        cursor: {y: false}, scales: {x: {range: () => [history.begin, history.end]}, y: {range: (u, low, high) => [0, isRatio ? 1 : Math.max(high, 1) * 1.1]}},
+        axes: [
+          {...axis, size: 28, values: (u, ticks) => ticks.map(clockOf)},
+          {...axis, size: 56, values: (u, ticks) => ticks.map((one) => isRatio ? `${Math.round(one * 100)}%` : one.toLocaleString())},
+        ],
         series: [{}, {stroke: colour("--accent"), width: 2, fill: colour("--accent") + "22", spanGaps: false}],
       };
       place.replaceChildren();
