@@ -7,6 +7,7 @@ from pop_support import PopPeer
 from transaction_support import Producer
 
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -39,6 +40,8 @@ async def fill_metrics(port: int, remoting: RemotingClient) -> None:
         perm=6,
     )
     assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+    group = encode_json(SubscriptionGroupConfig(PULLERS))
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)).code == 0
     await send(peer, 4, topic=TOPIC)
     await peer.ask(RequestCode.HEART_BEAT, body=encode_json(data))
     for properties in (

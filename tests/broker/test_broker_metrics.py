@@ -12,6 +12,7 @@ import pytest
 from administration import commit, send
 from bare_store import damage
 from broker_support import Peer, config
+from half_range_support import end_all, prepare_many
 from pop_support import PopPeer, popped
 from ports import free_port
 from transaction_support import Producer
@@ -19,12 +20,14 @@ from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
+from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.remoting.client import RemotingClient
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
@@ -272,12 +275,20 @@ async def test_connections(peer: PopPeer, broker: Broker) -> None:
 async def test_transactions(peer: PopPeer, broker: Broker) -> None:
     producer = await Producer().connect(broker.port)
     halves = [await producer.prepare("orders", b"x") for _ in range(4)]
-    assert (await scrape(broker)).value("half_messages") == 4
+    await producer.prepare("trades", b"x")
+    figures = await scrape(broker)
+    assert figures.value("half_messages", topic="orders") == 4
+    assert figures.value("half_messages", topic="trades") == 1
     await producer.end(halves[0])
     await producer.end(halves[2], TRANSACTION_ROLLBACK)
-    await producer.end(halves[3], TRANSACTION_ROLLBACK)
+    for _ in range(2):
+        await producer.end(halves[3], TRANSACTION_ROLLBACK)
     figures = await scrape(broker)
-    assert figures.value("half_messages") == 1
+    assert figures.value("half_messages", topic="orders") == 1
+    assert figures.value("half_messages", topic="trades") == 1
+    # Rollbacks are not in the latency, as in Java.
+    assert figures.value("finish_message_latency_milliseconds_count", topic="orders") == 1
+    assert figures.value("finish_message_latency_milliseconds_bucket", topic="orders", le="5") == 1
     assert figures.value("commit_messages_total", topic="orders") == 1
     assert figures.value("rollback_messages_total", topic="orders") == 2
     await producer.client.close()
@@ -288,8 +299,72 @@ async def test_ends_that_are_written_count_too(peer: PopPeer, broker: Broker) ->
     producer = await Producer().connect(broker.port)
     halves = [await producer.prepare("orders", b"x") for _ in range(3)]
     await producer.end(halves[1])
-    assert (await scrape(broker)).value("half_messages") == 2
+    assert (await scrape(broker)).value("half_messages", topic="orders") == 2
     await producer.client.close()
+
+
+async def test_half_messages_of_a_batch_are_counted(peer: PopPeer, broker: Broker) -> None:
+    producer = await Producer().connect(broker.port)
+    committed = await prepare_many(producer, "orders", [b"x"] * 20)
+    await prepare_many(producer, "orders", [b"x"] * 10)
+    assert (await scrape(broker)).value("half_messages", topic="orders") == 30
+    await end_all(producer, [committed])
+    figures = await scrape(broker)
+    assert figures.value("half_messages", topic="orders") == 10
+    assert figures.value("finish_message_latency_milliseconds_count", topic="orders") == 20
+    await producer.client.close()
+
+
+async def test_open_half_messages_are_counted_after_a_restart(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "store",
+        metrics_port=free_port(),
+        transaction_time_out=0,
+        transaction_check_interval=50,
+        transaction_check_max=10_000,
+    )
+    broker = Broker(settings)
+    await broker.start()
+    producer = await Producer().connect(broker.port)
+    ended, *_ = [await producer.prepare(topic, b"x") for topic in ("orders", "orders", "orders", "trades")]
+    await producer.end(ended)
+    # Copies of the open half messages are no further half messages.
+    await until(lambda: broker.store.queue(TRANSACTION_HALF_TOPIC, 0).max_offset >= 10)
+    await producer.client.close()
+    await broker.stop()
+    broker = Broker(settings)
+    await broker.start()
+    try:
+
+        async def counts() -> bool:
+            found = {
+                dict(labels)["topic"]: count
+                for (name, labels), count in (await scrape(broker)).samples.items()
+                if name == "rocketmq_half_messages"
+            }
+            return found == {"orders": 2, "trades": 1}
+
+        await until(counts)
+    finally:
+        await broker.stop()
+
+
+async def test_durations_of_creations(peer: PopPeer, broker: Broker) -> None:
+    for perm in (6, 6, 99):
+        header = CreateTopicRequestHeader(
+            topic="created", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=perm
+        )
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    for name in ("readers", "no name"):
+        group = encode_json(SubscriptionGroupConfig(name))
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+    figures = await scrape(broker)
+    for status, count in {"success": 2, "failure": 1}.items():
+        labels = {"invocation_status": status, "is_system": "false"}
+        assert figures.value("topic_create_execution_time_milliseconds_count", **labels) == count
+    for status in ("success", "failure"):
+        name = "consumer_group_create_execution_time_milliseconds_count"
+        assert figures.value(name, invocation_status=status) == 1
 
 
 async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
@@ -303,6 +378,8 @@ async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
     figures = await until(enqueued)
     assert figures.value("timing_messages", STORAGE, topic="orders") == 2
     assert figures.value("timer_enqueue_total", STORAGE, topic="orders") == 2
+    assert figures.value("delay_message_latency_seconds_bucket", STORAGE, topic="orders", le="600") == 0
+    assert figures.value("delay_message_latency_seconds_bucket", STORAGE, topic="orders", le="43200") == 2
     assert figures.value("timer_enqueue_lag", STORAGE) == 0
     assert figures.value("timer_enqueue_latency_milliseconds", STORAGE) == 0
     assert figures.value("timer_dequeue_latency_milliseconds", STORAGE) == 0
@@ -376,6 +453,9 @@ async def test_counters_of_deleted_topics_are_removed(peer: PopPeer, broker: Bro
         "rocketmq_timer_enqueue_total",
         "rocketmq_commit_messages_total",
         "rocketmq_rollback_messages_total",
+        "rocketmq_half_messages",
+        "rocketmq_finish_message_latency_milliseconds_sum",
+        "rocketmq_delay_message_latency_seconds_sum",
         "rocketmq_pop_revive_in_message_total",
     }
 

@@ -20,6 +20,7 @@ from transaction_support import Half, Producer, all_messages, progress
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.tables import TransactionCounts
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -311,9 +312,10 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
         check = TransactionCheck(
             broker.config,
             broker.appender,
-            broker.topics,
-            broker.offsets,
-            OpMessages(broker.config, broker.appender),
+            topics=broker.topics,
+            offsets=broker.offsets,
+            ops=OpMessages(broker.config, broker.appender),
+            counts=TransactionCounts(),
         )
         check.load()
         slices = list(check.round(time.time_ns() // 1_000_000, lambda group, topic: True))

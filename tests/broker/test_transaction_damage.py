@@ -17,6 +17,7 @@ from wait_until import until
 
 from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.tables import TransactionCounts
 from gantrymq.broker.transaction.check import CheckRequest, TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import RecordError, StoreError
@@ -46,7 +47,14 @@ class Quiet:
         """Returns a new check service, as after a restart."""
         appender = appender or self.appender
         ops = OpMessages(self.broker.config, appender)
-        check = TransactionCheck(self.broker.config, appender, self.broker.topics, self.broker.offsets, ops)
+        check = TransactionCheck(
+            self.broker.config,
+            appender,
+            topics=self.broker.topics,
+            offsets=self.broker.offsets,
+            ops=ops,
+            counts=TransactionCounts(),
+        )
         check.load()
         return check
 

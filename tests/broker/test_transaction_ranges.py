@@ -117,7 +117,7 @@ async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -
             assert (message.born_timestamp, message.born_host) == (half.born_timestamp, half.born_host)
     await until(lambda: not broker.features.transactions.ops)
     assert sorted(await ended_halves(producer)) == list(range(1201))
-    assert broker.features.transactions.commits["orders"] == 1201
+    assert broker.features.transactions.counts.commits["orders"] == 1201
 
 
 async def test_what_is_known_of_ended_ones_takes_no_memory_for_each(pair: Pair) -> None:
@@ -187,7 +187,7 @@ async def test_a_rollback_shows_nothing(pair: Pair) -> None:
     await end_all(producer, ranges, TRANSACTION_ROLLBACK)
     assert await all_messages(producer, "orders") == []
     assert sorted(await ended_halves(producer)) == list(range(500))
-    assert broker.features.transactions.rollbacks["orders"] == 500
+    assert broker.features.transactions.counts.rollbacks["orders"] == 500
 
 
 async def test_the_same_request_again_does_nothing_more(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: P
     executor.start()
     await progress
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 10)
-    assert broker.features.transactions.commits["orders"] == 10
+    assert broker.features.transactions.counts.commits["orders"] == 10
 
 
 async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_read(pair: Pair) -> None:

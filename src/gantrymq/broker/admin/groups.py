@@ -43,6 +43,7 @@ class GroupAdmin(Feature):
         self._address = context.address
         self._long_requests = context.long_requests
         self._groups = context.groups
+        self._creation = context.stats.group_creation
         self._all = TableResponse()
         self._members = context.members
         self._offsets = context.offsets
@@ -63,8 +64,9 @@ class GroupAdmin(Feature):
 
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes a group."""
-        self._groups.put([self._checked(decode_request_json(request.body, SubscriptionGroupConfig))])
-        connection.respond_with(request, answer_after(self._groups.written()))
+        with self._creation.measured() as time:
+            self._groups.put([self._checked(decode_request_json(request.body, SubscriptionGroupConfig))])
+            connection.respond_with(request, time.until(answer_after(self._groups.written())))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -73,13 +75,14 @@ class GroupAdmin(Feature):
 
     def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
         configs = []
-        for config in decode_request_json(request.body, SubscriptionGroupList).group_config_list:
-            configs.append(self._checked(config))
-            if not len(configs) % _CHECKED_AT_ONCE:
-                yield
-        if configs:
-            self._groups.put(configs)
-        connection.respond_with(request, answer_after(self._groups.written()))
+        with self._creation.measured() as time:
+            for config in decode_request_json(request.body, SubscriptionGroupList).group_config_list:
+                configs.append(self._checked(config))
+                if not len(configs) % _CHECKED_AT_ONCE:
+                    yield
+            if configs:
+                self._groups.put(configs)
+            connection.respond_with(request, time.until(answer_after(self._groups.written())))
         return None
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -47,6 +47,7 @@ class TopicAdmin(Feature):
         self._topics_deleted = context.events.topics_deleted
         self._store = context.store
         self._topics = context.topics
+        self._creation = context.stats.topic_creation
         self._all = TableResponse()
         self._offsets = context.offsets
         self._long_requests = context.long_requests
@@ -65,21 +66,22 @@ class TopicAdmin(Feature):
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Creates or changes a topic. The broker registers it with all NameServers at once."""
         header = request.read_header(CreateTopicRequestHeader)
-        topic = self._checked(
-            TopicConfig(
-                header.topic,
-                header.read_queue_nums,
-                header.write_queue_nums,
-                header.perm,
-                header.topic_filter_type,
-                header.topic_sys_flag,
-                header.order,
-                parse_changes(header.attributes),
+        with self._creation.measured(is_system=is_system_topic(header.topic)) as time:
+            topic = self._checked(
+                TopicConfig(
+                    header.topic,
+                    header.read_queue_nums,
+                    header.write_queue_nums,
+                    header.perm,
+                    header.topic_filter_type,
+                    header.topic_sys_flag,
+                    header.order,
+                    parse_changes(header.attributes),
+                )
             )
-        )
-        self._log_change(connection, topic)
-        self._topics.put(topic)
-        connection.respond_with(request, answer_after(self._topics.written()))
+            self._log_change(connection, topic)
+            self._topics.put(topic)
+            connection.respond_with(request, time.until(answer_after(self._topics.written())))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -89,19 +91,20 @@ class TopicAdmin(Feature):
     def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
         topics: list[TopicConfig] = []
         changed: list[TopicConfig] = []
-        for topic in decode_request_json(request.body, _CreateTopicList).topic_config_list:
-            topics.append(self._checked(topic))
-            if topic != self._topics.get(topic.topic_name):
-                changed.append(topic)
-            if not len(topics) % _CHECKED_AT_ONCE:
-                yield
-        if topics:
-            for topic in changed[:_MOST_LOGGED]:
-                self._log_change(connection, topic)
-            if len(changed) > _MOST_LOGGED:
-                log.info("%s creates or changes %d more topics", connection.address, len(changed) - _MOST_LOGGED)
-            self._topics.put(*topics)
-        connection.respond_with(request, answer_after(self._topics.written()))
+        with self._creation.measured() as time:
+            for topic in decode_request_json(request.body, _CreateTopicList).topic_config_list:
+                topics.append(self._checked(topic))
+                if topic != self._topics.get(topic.topic_name):
+                    changed.append(topic)
+                if not len(topics) % _CHECKED_AT_ONCE:
+                    yield
+            if topics:
+                for topic in changed[:_MOST_LOGGED]:
+                    self._log_change(connection, topic)
+                if len(changed) > _MOST_LOGGED:
+                    log.info("%s creates or changes %d more topics", connection.address, len(changed) - _MOST_LOGGED)
+                self._topics.put(*topics)
+            connection.respond_with(request, time.until(answer_after(self._topics.written())))
         return None
 
     def _log_change(self, connection: Connection, new: TopicConfig) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from gantrymq.broker.delay.timer_metrics import TimerMetrics
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.errors import RequestRefused, StoreBusy, StoreError
+from gantrymq.metrics import Histogram
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -362,6 +363,11 @@ class Timer(Feature):
     def dequeued(self) -> Counter[str]:
         """Number of messages delivered after the start, by topic, without those of deleted topics."""
         return self.delivery.dequeued
+
+    @property
+    def delays_s(self) -> Mapping[str, Histogram]:
+        """Time from birth to delivery time of the messages in `enqueued`, in seconds, by topic."""
+        return self.delivery.delays_s
 
     def topics_deleted(self, topics: Collection[str]) -> None:
         """Removes the counters of deleted topics."""

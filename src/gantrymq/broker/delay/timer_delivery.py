@@ -22,6 +22,7 @@ from gantrymq.broker.delay.timer_metrics import TimerMetrics
 from gantrymq.broker.delay.timer_progress import Mark, TimerProgress
 from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreBusy, StoreError
 from gantrymq.logs import peer_log
+from gantrymq.metrics import Histogram
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_fitting
@@ -39,6 +40,9 @@ _ENTRIES = 200
 _GATHERED_BYTES = 1024 * 1024
 #: Longest delete key that is kept as it is, in bytes: the length of a message's unique key.
 _LONGEST_KEY = 32
+
+#: Upper bounds of the delays of timer messages, in seconds (`DefaultStoreMetricsManager`).
+_DELAY_BOUNDS_S = (60, 600, 3600, 43_200, 86_400, 259_200)
 
 #: Properties that are left out, one by one in this order, if all properties exceed their limit.
 _ABOUT_WAITING = (names.TIMER_DEQUEUE_MS, names.TIMER_ENQUEUE_MS, names.TIMER_ROLL_TIMES)
@@ -93,6 +97,7 @@ class TimerDelivery:
     Attributes:
         enqueued: Number of messages added to the wheel since the start, by topic, without those of deleted topics.
         dequeued: Number of messages delivered since the start, by topic, without those of deleted topics.
+        delays_s: For the messages of `enqueued`, time from their birth to their delivery time, in seconds, by topic.
         total_enqueued: Number of all messages added to the wheel since the start.
         total_dequeued: Number of all messages delivered since the start.
         skipped: Number of messages lost since the start, because they can't be read or delivered.
@@ -101,6 +106,7 @@ class TimerDelivery:
     def __init__(self, files: TimerStore, appender: Appender, metrics: TimerMetrics, precision_ms: int) -> None:
         self.enqueued: Counter[str] = Counter()
         self.dequeued: Counter[str] = Counter()
+        self.delays_s: dict[str, Histogram] = {}
         self.total_enqueued = self.total_dequeued = 0
         self.skipped = 0
         self._files = files
@@ -133,6 +139,7 @@ class TimerDelivery:
         for topic in topics:
             self.enqueued.pop(topic, None)
             self.dequeued.pop(topic, None)
+            self.delays_s.pop(topic, None)
 
     def is_journaled(self) -> bool:
         """Returns whether the log has a delivery journal of the timer. Raises StoreError."""
@@ -252,9 +259,17 @@ class TimerDelivery:
                 done = self._blocked(e)
         if done:
             self._is_blocked = False
-            self.enqueued[topic] += 1
-            self.total_enqueued += 1
+            self._count_enqueued(topic, int(out_ms) - record.born_timestamp)
         return done
+
+    def _count_enqueued(self, topic: str, delay_ms: int) -> None:
+        self.enqueued[topic] += 1
+        self.total_enqueued += 1
+        delays = self.delays_s.get(topic)
+        if delays is None:
+            delays = self.delays_s[topic] = Histogram(_DELAY_BOUNDS_S)
+        # Whole seconds, as in Java.
+        delays.observe(max(delay_ms, 0) // 1000)
 
     # -- due ----------------------------------------------------------------------------------------------------
 

@@ -145,6 +145,24 @@ class BrokerMetrics(Feature):
         )
         yield self._gauge("rocketmq_topic_number", "Number of topics.", len(self._topics.table.topic_config_table))
         yield self._gauge("rocketmq_consumer_group_number", "Number of consumer groups.", len(groups))
+        yield Metric(
+            "rocketmq_topic_create_execution_time_milliseconds",
+            Kind.HISTOGRAM,
+            "Durations of the requests that create or change topics, in milliseconds.",
+            [
+                (self._of(invocation_status=status, is_system=is_system), times)
+                for (status, is_system), times in self._stats.topic_creation.by_result.items()
+            ],
+        )
+        yield Metric(
+            "rocketmq_consumer_group_create_execution_time_milliseconds",
+            Kind.HISTOGRAM,
+            "Durations of the requests that create or change consumer groups, in milliseconds.",
+            [
+                (self._of(invocation_status=status), times)
+                for (status, _), times in self._stats.group_creation.by_result.items()
+            ],
+        )
 
     def _messages(self) -> Iterator[Metric]:
         received = [
@@ -262,15 +280,22 @@ class BrokerMetrics(Feature):
 
     def _ends_of_transactions(self) -> Iterator[Metric]:
         for name, description, counts in (
-            ("commit", "Half messages committed since the start, by topic.", self._transactions.commits),
-            ("rollback", "Half messages rolled back since the start, by topic.", self._transactions.rollbacks),
+            ("commit", "Half messages committed since the start, by topic.", self._transactions.counts.commits),
+            ("rollback", "Half messages rolled back since the start, by topic.", self._transactions.counts.rollbacks),
         ):
             samples = [(self._of(topic=topic), count) for topic, count in counts.items()]
             yield _counter(f"rocketmq_{name}_messages_total", description, samples)
-        yield self._gauge(
+        yield Metric(
             "rocketmq_half_messages",
-            "Half messages whose transactions are open.",
-            self._transactions.open_count(),
+            Kind.GAUGE,
+            "Half messages whose transactions are open, by topic.",
+            [(self._of(topic=topic), count) for topic, count in self._transactions.counts.open.items()],
+        )
+        yield Metric(
+            "rocketmq_finish_message_latency_milliseconds",
+            Kind.HISTOGRAM,
+            "Time from the birth of a half message to its commit, by topic. In seconds, in spite of the name.",
+            [(self._of(topic=topic), times) for topic, times in self._transactions.counts.latencies_s.items()],
         )
 
     def _storage(self) -> Iterator[Metric]:
@@ -341,6 +366,12 @@ class BrokerMetrics(Feature):
         ):
             samples = [(self._storage_labels | {"topic": topic}, count) for topic, count in counts.items()]
             yield _counter(f"rocketmq_timer_{name}_total", description, samples)
+        yield Metric(
+            "rocketmq_delay_message_latency_seconds",
+            Kind.HISTOGRAM,
+            "Time from the birth of a timer message to its delivery time, in seconds, by topic.",
+            [(self._storage_labels | {"topic": topic}, delays) for topic, delays in self._timer.delays_s.items()],
+        )
 
     def _popping(self) -> Iterator[Metric]:
         buffer = self._pops.buffer

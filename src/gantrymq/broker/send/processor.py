@@ -73,6 +73,7 @@ class SendProcessor(Feature):
         self._received = appender.received
         self._topics = context.topics
         self._stats = context.stats
+        self._transactions = context.stats.transactions
         self._delays = delays
         self._retry = retry
         self._pending_responses = pending_responses = waits.flush
@@ -93,7 +94,14 @@ class SendProcessor(Feature):
             appender=appender,
             queues=self._queues,
             waits=waits,
-            half_batches=HalfBatches(config, appender, pending_responses, waits.files, self._unique_keys),
+            half_batches=HalfBatches(
+                config,
+                appender,
+                pending_responses=pending_responses,
+                preallocation_waits=waits.files,
+                unique_keys=self._unique_keys,
+                counts=self._transactions,
+            ),
             writers=writers,
             plain=self.plain,
         )
@@ -256,6 +264,7 @@ class SendProcessor(Feature):
             return None
         if self._received is not None:
             self._received.add(TRANSACTION_HALF_TOPIC, TRANSACTION, result.size)
+        self._transactions.stored(queue.topic)
         unique_key = find_property(properties, b"UNIQ_KEY")
         transaction_id = unique_key.decode() if unique_key else None
         return self._answer(connection, request, result, queue.queue_id, properties, transaction_id=transaction_id)

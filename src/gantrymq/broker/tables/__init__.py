@@ -22,6 +22,7 @@ from gantrymq.broker.tables.request_modes import MessageRequestModes
 from gantrymq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from gantrymq.broker.tables.table_response import TableResponse
 from gantrymq.broker.tables.topics import REVIVE_QUEUE_NUMS, BrokerTopics
+from gantrymq.broker.tables.transaction_counts import TransactionCounts
 
 __all__ = [
     "GROUP_ATTRIBUTES",
@@ -44,6 +45,7 @@ __all__ = [
     "SubscriptionGroupTable",
     "TablePersistence",
     "TableResponse",
+    "TransactionCounts",
     "altered",
     "answer_after",
     "answer_in_pieces",

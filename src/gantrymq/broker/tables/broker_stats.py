@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from gantrymq.broker.tables.execution_times import ExecutionTimes
+from gantrymq.broker.tables.transaction_counts import TransactionCounts
 from gantrymq.store.get_result import GetResult
 
 K = TypeVar("K")
@@ -27,12 +29,18 @@ class BrokerStats:
         misses: Number of reads that returned none.
         longest_read_ms: Duration of the slowest read, in ms.
         dead_letters: (topic, group) -> dead-letter messages since the start.
+        transactions: Half messages by topic.
+        topic_creation: Durations of the requests that create or change topics.
+        group_creation: Durations of the requests that create or change groups.
     """
 
     def __init__(self) -> None:
         self.reads = self.misses = 0
         self.longest_read_ms = 0
         self.dead_letters: Counter[tuple[str, str]] = Counter()
+        self.transactions = TransactionCounts()
+        self.topic_creation = ExecutionTimes()
+        self.group_creation = ExecutionTimes()
         #: (topic, group) -> reads, messages, bytes and ms.
         self._reads: dict[tuple[str, str], list[int]] = {}
         #: Kind -> (topic, group) -> count.

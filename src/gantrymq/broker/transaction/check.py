@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.tables import BrokerTopics, ConsumerOffsets
+from gantrymq.broker.tables import BrokerTopics, ConsumerOffsets, TransactionCounts
 from gantrymq.broker.transaction.half_messages import (
     destination,
     first_half_offset,
     half_queue,
     number_of,
+    target_topic,
 )
 from gantrymq.broker.transaction.next_step import (
     CanCheck,
@@ -78,11 +79,13 @@ class TransactionCheck(TransactionStates):
         self,
         config: BrokerConfig,
         appender: Appender,
+        *,
         topics: BrokerTopics,
         offsets: ConsumerOffsets,
         ops: OpMessages,
+        counts: TransactionCounts,
     ) -> None:
-        super().__init__(config, appender, offsets, ops)
+        super().__init__(config, appender, offsets=offsets, ops=ops, counts=counts)
         self._config = config
         self._topics = topics
         #: True if the last step needed a file that is not preallocated yet. The next step then runs after
@@ -113,6 +116,9 @@ class TransactionCheck(TransactionStates):
         if self.dropped > dropped:
             log.warning("%d half messages of batches weren't ended in time: rolled back", self.dropped - dropped)
         self.ends.forget_passed()
+        if not self.open_count:
+            # Half messages that can't be read, or that retention has deleted, were counted.
+            self._counts.none_open()
 
     # -- half messages ------------------------------------------------------------------------------------------
 
@@ -194,6 +200,7 @@ class TransactionCheck(TransactionStates):
             pass
         elif what is NextStep.DROP:
             self.dropped += 1
+            self._counts.close(target_topic(record))
         elif what is NextStep.WAITS:
             self._put_back(record, fields)
         else:
@@ -216,6 +223,7 @@ class TransactionCheck(TransactionStates):
             # The offset is of no use to another broker, because its half queue has other offsets.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
+            self._counts.close(target_topic(record))
         return True
 
     def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_check: CanCheck) -> NextStep:
@@ -256,6 +264,7 @@ class TransactionCheck(TransactionStates):
         if len(properties) > self._appender.max_properties_length:
             properties = record.properties
         result = self._append(record, self._store.queue(topic.topic_name, 0), properties, record.physical_offset)
+        self._counts.close(target_topic(record))
         if result and properties is not record.properties:
             self.given_up.add(first, result.queue_offset)
         if result:

@@ -11,30 +11,36 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, is_passing
+from gantrymq.broker.tables import TransactionCounts
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, ended_before
 from gantrymq.broker.transaction.ended_half_messages import EndedHalfMessages
 from gantrymq.broker.transaction.half_batches import batch_properties
-from gantrymq.broker.transaction.half_messages import destination, first_half_offset, half_of, half_queue
+from gantrymq.broker.transaction.half_messages import (
+    destination,
+    first_half_offset,
+    half_of,
+    half_queue,
+    target_topic,
+)
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.committed_copy import CommittedCopies
 from gantrymq.protocol.half_ranges import GANTRY_HALF
-from gantrymq.protocol.properties import decode_properties, find_property
-from gantrymq.protocol.record import HOST_SIZE_V4, Record
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.record import HOST_SIZE_V4, Record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import UNIT
-from gantrymq.system.clock import monotonic
+from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
@@ -48,6 +54,7 @@ _STEP_BYTES = 512 * 1024
 _SCAN_STEP = 100
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
+_born_timestamp = unpacker("born_timestamp")
 
 
 class _Tail(NamedTuple):
@@ -90,13 +97,12 @@ class DecisionExecutor:
         ops: OpMessages,
         commit_one: Callable[[Record], None],
         ops_added: Callable[[bool], None],
-        counters: dict[int, Counter[str]],
+        counts: TransactionCounts,
         jobs: Jobs,
     ) -> None:
         """Creates the background job. `start` starts it.
 
-        `ops_added` is called with True if an op message should be written at once. `counters` has one counter for each
-        verdict.
+        `ops_added` is called with True if an op message should be written at once.
         """
         self._appender = appender
         self._store = appender.store
@@ -104,7 +110,7 @@ class DecisionExecutor:
         self._ops = ops
         self._commit_one = commit_one
         self._ops_added = ops_added
-        self._counters = counters
+        self._counts = counts
         #: Offset of the decision in the op queue -> progress. The next one to continue comes first.
         self.open: dict[int, DecisionProgress] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
@@ -208,16 +214,18 @@ class DecisionExecutor:
             for copy, tags_code in zip(copies[done:], tags_codes[done:], strict=False):
                 batch.add_encoded(copy, tags_code)
             self._appender.append_batch(batch)
-        self._ended(progress, offset, len(copies), tail.topic)
+        [born_ms] = _born_timestamp(copies[0], 0)
+        self._ended(progress, offset, len(copies), tail.topic, born_ms)
 
     def _end_alone(self, progress: DecisionProgress, record: Record) -> None:
         """Ends a half message that was sent without a batch, or whose record cannot be copied."""
         if progress.decision.verdict == TRANSACTION_COMMIT and record.physical_offset > progress.committed_up_to:
             self._commit_one(record)
-        self._ended(progress, record.queue_offset, 1, _topic_of(record))
+        self._ended(progress, record.queue_offset, 1, target_topic(record), record.born_timestamp)
 
-    def _ended(self, progress: DecisionProgress, offset: int, count: int, topic: str) -> None:
-        self._counters[progress.decision.verdict][topic] += count
+    def _ended(self, progress: DecisionProgress, offset: int, count: int, topic: str, born_ms: int) -> None:
+        self._counts.ended(progress.decision.verdict, topic, now_ms() - born_ms, count)
+        self._counts.close(topic, count)
         if progress.committed_up_to < 0:
             is_enough = self._ops.add_run(offset, offset + count)
         else:
@@ -317,7 +325,3 @@ class DecisionExecutor:
         del self.open[progress.decision.op_offset]
         self._check.decision_done(progress.decision)
         progress.done.set()
-
-
-def _topic_of(record: Record) -> str:
-    return (find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")

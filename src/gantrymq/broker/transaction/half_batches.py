@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gantrymq.broker.append import TRANSACTION, Appender, PendingResponses, PreallocationWaits, born_host
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.tables import TransactionCounts
 from gantrymq.broker.transaction.half_messages import MAX_HALF_PROPERTIES_LENGTH, half_queue
 from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol import properties as names
@@ -92,15 +93,18 @@ class HalfBatches:
         self,
         config: BrokerConfig,
         appender: Appender,
+        *,
         pending_responses: PendingResponses,
         preallocation_waits: PreallocationWaits,
         unique_keys: UniqueKeys,
+        counts: TransactionCounts,
     ) -> None:
         self._config = config
         self._appender = appender
         self._pending_responses = pending_responses
         self._preallocation_waits = preallocation_waits
         self._unique_keys = unique_keys
+        self._counts = counts
 
     def store(self, connection: Connection, request: RemotingCommand, queue: ConsumeQueue, waits: bool) -> Steps:
         """Stores a SEND_BATCH_MESSAGE of half messages for `queue`, in steps.
@@ -151,7 +155,7 @@ class HalfBatches:
             yield
         if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
-        return self._append(batch, queue.queue_id, waits, connection, request)
+        return self._append(batch, queue, waits, connection, request)
 
     def _own(self, properties: bytes) -> bytes:
         """Returns the message's own properties, with a unique key and the transaction id."""
@@ -169,7 +173,7 @@ class HalfBatches:
         return properties + b"__transactionId__\x01%b\x02" % key
 
     def _append(
-        self, batch: RecordBatch, queue_id: int, waits: bool, connection: Connection, request: RemotingCommand
+        self, batch: RecordBatch, target: ConsumeQueue, waits: bool, connection: Connection, request: RemotingCommand
     ) -> Reply:
         half_offset = batch.queue.max_offset
         try:
@@ -177,12 +181,13 @@ class HalfBatches:
             if (received := self._appender.received) is not None:
                 received.add(batch.queue.topic, TRANSACTION, sum(batch.sizes), len(batch))
         except StoreBusy:
-            self._preallocation_waits.hold(connection, request, partial(self._append, batch, queue_id, waits))
+            self._preallocation_waits.hold(connection, request, partial(self._append, batch, target, waits))
             return None
+        self._counts.stored(target.topic, len(batch))
         response = RemotingCommand.response(
             header=SendMessageResponseHeader(
                 msg_id=encode_offset_message_id(self._appender.store_host, places[0]),
-                queue_id=queue_id,
+                queue_id=target.queue_id,
                 queue_offset=half_offset,
                 msg_region=self._config.region_id,
                 trace_on="true" if self._config.trace_on else "false",

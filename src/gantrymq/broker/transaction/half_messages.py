@@ -59,6 +59,11 @@ def destination(fields: dict[str, str]) -> tuple[str, int] | None:
     return (topic, int(queue_id)) if topic and is_queue_id and may_be_sent_to(topic) else None
 
 
+def target_topic(record: Record) -> str:
+    """Returns the target topic of a half message; empty if it is missing."""
+    return (find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
+
+
 def first_half_offset(fields: dict[str, str]) -> int:
     """Returns the queue offset of the first half message of which this one is a copy; -1 if it is no copy."""
     return number_of(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)

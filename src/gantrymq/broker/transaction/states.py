@@ -13,11 +13,11 @@ from contextlib import suppress
 from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.queue_reader import QueueReader
-from gantrymq.broker.tables import ConsumerOffsets
+from gantrymq.broker.tables import ConsumerOffsets, TransactionCounts
 from gantrymq.broker.transaction.commit_scan import committed_halves
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
 from gantrymq.broker.transaction.given_up import GivenUp
-from gantrymq.broker.transaction.half_messages import first_half_offset_of, half_queue
+from gantrymq.broker.transaction.half_messages import first_half_offset_of, half_queue, target_topic
 from gantrymq.broker.transaction.op_message_index import OpMessageIndex
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import GantryError
@@ -36,11 +36,20 @@ class TransactionStates:
     After `load`, the caller repeats `catch_up` until `is_ready`. Only then are the ended transactions complete.
     """
 
-    def __init__(self, config: BrokerConfig, appender: Appender, offsets: ConsumerOffsets, ops: OpMessages) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        appender: Appender,
+        *,
+        offsets: ConsumerOffsets,
+        ops: OpMessages,
+        counts: TransactionCounts,
+    ) -> None:
         self._appender = appender
         self._store = appender.store
         self._offsets = offsets
         self._ops = ops
+        self._counts = counts
         self._reader = QueueReader(appender.store, "transactions")
         #: The half messages that have ended, and the offset before which all have.
         self.ends = OpMessageIndex(ops)
@@ -102,12 +111,13 @@ class TransactionStates:
         """Reads the log in steps. It can be repeated, because nothing is written before its end."""
         while self.read_ops():
             yield
-        yield from self._read_copies()
+        yield from self._read_half_messages()
         for first in self.given_up.read():
             if first is None:
                 yield
             elif first >= self.ends.half_offset and not self.ends.has(first):
                 # The broker was killed before it wrote the op message of the half message.
+                self._close(first)
                 self._ops.add(first)
         begin = self.given_up.begin
         unit = half_queue(self._store).unit(self.ends.half_offset)
@@ -120,11 +130,25 @@ class TransactionStates:
             if half is None:
                 yield
             elif not self.decisions.has(half.queue_offset):
-                self.ended(half.queue_offset, first_half_offset_of(half.properties))
+                first = first_half_offset_of(half.properties)
+                if self.is_counted(half.queue_offset, first):
+                    self._counts.close(target_topic(half))
+                self.ended(half.queue_offset, first)
 
-    def _read_copies(self) -> Iterator[None]:
+    def _close(self, half_offset: int) -> None:
+        unit = half_queue(self._store).unit(half_offset)
+        with suppress(GantryError):
+            if unit is not None:
+                self._counts.close(target_topic(self._store.read_record(unit[0])))
+
+    def _read_half_messages(self) -> Iterator[None]:
+        """Finds the copies, and counts open half messages by topic. `TransactionCounts.stored` counts later ones."""
         queue = half_queue(self._store)
-        offset, end = self.ends.half_offset, queue.max_offset
+        start = offset = self.ends.half_offset
+        end = queue.max_offset
+        self._counts.open.clear()
+        #: Half messages before `start` that have a copy.
+        copied = set[int]()
         while offset < end:
             units = queue.units(offset, min(_BATCH, end - offset))
             if not units:
@@ -132,9 +156,15 @@ class TransactionStates:
             for physical_offset, _, _ in UNIT.iter_unpack(units):
                 # Damaged records are counted when a round passes them.
                 with suppress(GantryError):
-                    first = first_half_offset_of(self._store.read_record(physical_offset).properties)
+                    record = self._store.read_record(physical_offset)
+                    first = first_half_offset_of(record.properties)
                     if first >= 0:
                         self.ends.copied(offset, first)
+                    is_first = first < 0 or (first < start and first not in copied)
+                    if is_first and not self.ends.has(offset) and not self.ends.has(first):
+                        self._counts.stored(target_topic(record))
+                    if 0 <= first < start:
+                        copied.add(first)
                 offset += 1
             yield
 
@@ -191,6 +221,11 @@ class TransactionStates:
         if self.ends.has(first) or self.ends.has(half_offset):
             return True
         return self.ends.is_passed(half_offset, first) and first not in self.given_up
+
+    def is_counted(self, half_offset: int, first: int) -> bool:
+        """Returns True if the half message is open and is still checked, and so counts in `TransactionCounts.open`."""
+        first = half_offset if first < 0 else first
+        return first not in self.given_up and not self.is_over(half_offset, first)
 
     def ended(self, half_offset: int, first: int) -> bool:
         """Records the end of a transaction. Returns True if an op message should be written at once."""

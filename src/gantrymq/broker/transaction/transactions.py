@@ -8,8 +8,7 @@ Sources: broker/processor/EndTransactionProcessor, broker/transaction/Transactio
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from math import inf
 
 from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, RequestWaits
@@ -26,6 +25,7 @@ from gantrymq.broker.transaction.half_messages import (
     first_half_offset,
     first_half_offset_of,
     half_queue,
+    target_topic,
 )
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.broker.transaction.range_ends import RangeEnds
@@ -73,6 +73,7 @@ class Transactions(Feature):
     Attributes:
         ops: The ended transactions that are not in an op message yet.
         check: The open and the ended transactions, and the rounds of checks.
+        counts: Half messages by topic.
         executor: Carries out the decisions about many half messages at once.
         range_ends: Handles the requests for such decisions.
     """
@@ -89,8 +90,11 @@ class Transactions(Feature):
         self._may_send = context.access.may_send
         self._preallocation_waits = waits.files
         self._long_requests = context.long_requests
+        self.counts = context.stats.transactions
         self.ops = OpMessages(config, appender)
-        self.check = TransactionCheck(config, appender, context.topics, context.offsets, self.ops)
+        self.check = TransactionCheck(
+            config, appender, topics=context.topics, offsets=context.offsets, ops=self.ops, counts=self.counts
+        )
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
         self._op_writing = jobs.repeating("write down which transactions have ended", self._write_ops)
         self._checking = jobs.repeating(
@@ -104,20 +108,13 @@ class Transactions(Feature):
         self._is_master = False
         #: True on a slave: its master processes the transactions.
         self._follows = False
-        #: Number of committed and of rolled-back messages since the start, by topic, without those of deleted topics.
-        self.commits: Counter[str] = Counter()
-        self.rollbacks: Counter[str] = Counter()
-        counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
-        self.executor = DecisionExecutor(appender, self.check, self.ops, self.commit, self._ops_added, counters, jobs)
+        self.executor = DecisionExecutor(
+            appender, self.check, self.ops, self.commit, self._ops_added, self.counts, jobs
+        )
         self.range_ends = RangeEnds(
             context, appender=appender, check=self.check, ops=self.ops, executor=self.executor, waits=waits
         )
-        context.events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
-
-    def _topics_deleted(self, topics: Collection[str]) -> None:
-        for topic in topics:
-            self.commits.pop(topic, None)
-            self.rollbacks.pop(topic, None)
+        context.events.topics_deleted.subscribe(lambda names, queues: self.counts.topics_deleted(names))
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -154,6 +151,7 @@ class Transactions(Feature):
         self.ops.clear()
         self.executor.clear()
         self.range_ends.clear()
+        self.counts.open.clear()
         self._absent.clear()
 
     async def _end_work(self) -> None:
@@ -236,8 +234,10 @@ class Transactions(Feature):
         if verdict == TRANSACTION_COMMIT:
             self._pending_responses.check()
             self.commit(record)
-        counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
-        counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
+        topic = target_topic(record)
+        self.counts.ended(verdict, topic, now_ms() - record.born_timestamp)
+        if self.check.is_counted(record.queue_offset, first):
+            self.counts.close(topic)
         self._ops_added(self.check.ended(record.queue_offset, first))
         return RemotingCommand.response()
 
@@ -332,6 +332,7 @@ class Transactions(Feature):
         copy = self._appender.append_again(
             record, half_queue(self._store), encode_properties(fields), code, record.reconsume_times
         )
+        self.counts.stored(target_topic(record))
         if first >= 0:
             self.check.copied(copy.queue_offset, first)
             self.check.given_up.end(first)
