@@ -127,7 +127,7 @@ _SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendSt
 _PULL_STATUS: dict[int, PullStatus] = {status.value: status for status in PullStatus}
 
 
-#: Creating a tuple this way takes half the time of NamedTuple's constructor.
+#: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 
 

@@ -3,7 +3,7 @@
 - Start with `command`: a request or response. `frame_reader` splits a byte stream into commands.
 - `headers/` has the ext fields of each request, `bodies/` the JSON bodies (through `fastjson`), both grouped by
   subject.
-- `message` has the messages that users see. `record` is their form in files.
+- `message` has the public message classes. `record` is the form of a message in files.
 
-The package uses no sockets or files, and a clock only for ids and versions.
+The package uses no sockets or files, and needs a clock only for ids and versions.
 """

@@ -54,7 +54,7 @@ class Signer:
         self._inner_bound, self._outer_bound = _key_hashes(hashlib.sha256, key)
 
     def sign(self, fields: Mapping[str, str], body: bytes, version: int) -> str:
-        """Returns Java's signature of a request: over the field values in the order of their names, then the body."""
+        """Returns Java's signature of a request. Covers the values in the order of the field names, then the body."""
         unsigned = _UNSIGNED if version > _VERSION_4_9_3 else _UNSIGNED_BEFORE_4_9_4
         values = "".join([fields[name] for name in sorted(fields) if name not in unsigned])
         inner = self._inner.copy()
@@ -81,7 +81,7 @@ class Signer:
         fields = request.ext_fields
         # A binary header omits empty values.
         is_binary = request.serialize_type == SerializeType.ROCKETMQ
-        # With lengths, two different lists of names and values can't give the same bytes.
+        # The lengths ensure that two different lists of names and values never give the same bytes.
         parts = [f"{request.code};{len(request.body)};"]
         for name in sorted(fields):
             value = fields[name]

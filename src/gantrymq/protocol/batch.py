@@ -12,7 +12,7 @@ from struct import error as StructError
 from gantrymq.errors import BodyError
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 
-#: Most messages of a batch. Java's broker counts them in an int16 and fails with more.
+#: Largest number of messages of a batch. Java's broker counts them in an int16, which more messages overflow.
 MAX_BATCH_MESSAGES = (1 << 15) - 1
 
 _HEAD = Struct(">iiiii")

@@ -82,7 +82,7 @@ def _encode_name(name: str) -> bytes:
 
 
 def decode_fields(ext: bytes) -> dict[str, str]:
-    """Returns the ext fields as a dictionary. Omits fields with an empty name or value, which Java reads as null."""
+    """Returns the ext fields as a dictionary, without fields whose name or value is empty. Java reads these as null."""
     fields: dict[str, str] = {}
     pos, end = 0, len(ext)
     if end > LONG_FIELDS:

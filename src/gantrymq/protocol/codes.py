@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-#: The version that this project sends, MQVersion.V5_5_0. Java peers enable features by it.
+#: The version that this project sends, MQVersion.V5_5_0. Java peers enable features depending on this version.
 PROTOCOL_VERSION = 513
 #: MQVersion.V5_0_0. From this version on, a registration body contains topic-queue mappings.
 VERSION_5_0_0 = 413
@@ -152,7 +152,7 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    #: GantryMQ's own codes. Apache's have none between these and 200050.
+    #: GantryMQ's own codes. Apache has no codes between these and 200050.
     END_HALF_MESSAGES = 31037
     GET_WRITER_QUEUES = 31038
     POP_MESSAGE = 200050

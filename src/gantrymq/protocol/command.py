@@ -157,7 +157,8 @@ class RemotingCommand:
     def read_header(self, header_type: type[H]) -> H:
         """Returns the ext fields as a typed header. Raises HeaderError with the name of a missing or invalid field."""
         if self._fields is None and self.serialize_type == SerializeType.JSON and self.raw_ext:
-            # Decodes the JSON directly, without a dictionary. If that fails, the slower and more tolerant way follows.
+            # Decodes the JSON directly, without a dictionary. After an error, the slower and more tolerant code
+            # follows.
             try:
                 return _json_decoder(header_type).decode(self.raw_ext)  # type: ignore[return-value]
             except json_header.UNREADABLE_JSON:
@@ -168,7 +169,7 @@ class RemotingCommand:
             raise HeaderError(f"{header_type.__name__}: {e}") from e
 
     def without_content(self) -> RemotingCommand:
-        """Returns a copy without fields and body. It is sufficient to send the response."""
+        """Returns a copy without fields and body, which suffices to send the response."""
         copy = RemotingCommand(
             self.code, self.language, self.version, self.opaque, self.flag, None, b"", b"", self.serialize_type
         )

@@ -16,13 +16,14 @@ from gantrymq.errors import CompressionError
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT
 from gantrymq.system import threads
 
-#: Largest decompressed body, in bytes: eight times Java's maxMessageSize. Protects against decompression bombs.
+#: Largest decompressed body, in bytes: eight times Java's maxMessageSize. The limit protects against decompression
+#: bombs.
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
-#: Most bytes that a decompressor returns at once. It may allocate that much in advance.
+#: Largest number of bytes that a decompressor returns at once, and may allocate in advance.
 _PIECE = 65536
-#: Bytes of a zstd body that are decompressed at once. They become 32 MiB at most.
+#: Bytes of a zstd body that are decompressed at once, to 32 MiB at most.
 _ZSTD_PIECE = 1024
-#: The same for `decompress_pieces`. They become 4 MiB at most, because a block of 128 KiB takes 4 bytes.
+#: The same for `decompress_pieces`: 4 MiB at most, because a block of 128 KiB takes 4 bytes.
 _ZSTD_STEP = 128
 
 
@@ -61,7 +62,7 @@ def compress(body: bytes, compression: CompressionType, level: int = 5) -> bytes
 
 
 def decompress(body: bytes, sys_flag: int, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """Returns the plain body of a record. Without the COMPRESSED bit it is unchanged. Raises CompressionError."""
+    """Returns the plain body of a record; the same body without the COMPRESSED bit. Raises CompressionError."""
     if not sys_flag & COMPRESSED:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
@@ -103,7 +104,8 @@ def _inflate_lz4(body: bytes, max_size: int) -> tuple[bytes, bool]:
 
 
 def _inflate_zstd(body: bytes, max_size: int) -> tuple[bytes, bool]:
-    # Java's frames don't contain their size, and `decompress` has no limit. Small pieces limit each step of a bomb.
+    # Java's lz4 frames don't contain their size, and `decompress` has no limit. Small pieces limit the output of each
+    # step.
     inflater = _zstd.decompressor.decompressobj()
     plain = bytearray()
     for start in range(0, len(body), _ZSTD_PIECE):
@@ -118,8 +120,8 @@ def decompress_pieces(
 ) -> Iterator[bytes]:
     """Yields the plain body of a record in pieces of at most `piece_size` bytes.
 
-    For callers that need only its beginning. The memory needed is a few pieces, with lz4 and zstd 4 MiB. Raises
-    CompressionError as `decompress` does, after the pieces before the damage.
+    For callers that need only the beginning of the body. Needs the memory of a few pieces; 4 MiB with lz4 and zstd.
+    Raises CompressionError as `decompress` does, after the pieces before the damage.
     """
     if not sys_flag & COMPRESSED:
         yield from (body[start : start + piece_size] for start in range(0, len(body), piece_size))

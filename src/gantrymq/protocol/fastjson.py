@@ -1,10 +1,10 @@
 """Reads JSON as Java's fastjson writes it, and writes JSON that every client can read.
 
 fastjson does not quote numeric map keys: `{"brokerAddrs":{0:"127.0.0.1:10911"}}`. fastjson2, used by RocketMQ from 5.4
-on, does the same. This is not valid JSON. Both forms are read here. Keys are always written with quotes, which
-fastjson reads into `Map<Long, ...>` as well. Clients in other languages write null for an empty list. As in fastjson, a
-field with null counts as absent.
-Source: remoting/protocol/RemotingSerializable, namesrv/processor/ClientRequestProcessor.
+on, does the same. This is not valid JSON. This module reads both forms. It always writes keys with quotes, which
+fastjson also reads into `Map<Long, ...>`. Clients in other languages write null for an empty list. As in fastjson, a
+field with null counts as absent. Source: remoting/protocol/RemotingSerializable,
+namesrv/processor/ClientRequestProcessor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_TOLERATED_BYTES = 256 * 1024
 #: objects. With 3 MiB of short groups, decoding then takes 25 ms instead of 145 ms.
 _MANY_OBJECTS = 64 * 1024
 
-# A string is matched first and left unchanged, so a digit and colon inside it are safe. An unterminated string is
+# A string is matched first and left unchanged, so a digit and colon inside a string are safe. An unterminated string is
 # matched, too. Otherwise each of its quotes would be tried as the start of a string, and 16 MiB would take days.
 _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
 _BEFORE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{,]', re.DOTALL)
@@ -44,7 +44,7 @@ def _quote(match: re.Match[bytes]) -> bytes:
 
 
 def quote_bare_keys(data: bytes) -> bytes:
-    """Converts fastjson's JSON to standard JSON: quotes numeric keys and leaves all else unchanged."""
+    """Converts fastjson's JSON to standard JSON: quotes numeric keys and changes nothing else."""
     return _BARE_KEY.sub(_quote, data)
 
 
@@ -69,10 +69,10 @@ def decode_json(data: bytes, json_type: type[T]) -> T:
 
 
 def decode_request_json(data: bytes, json_type: type[T]) -> T:
-    """Like `decode_json`, for the body of a request: takes at most 50 ms for any input. Raises BodyError.
+    """Works like `decode_json`, for a request's body: takes at most 50 ms for any input. Raises BodyError.
 
-    Standard JSON takes 10 ns per byte. The tolerant way takes ten times as long, so it is limited to the size of bodies
-    that clients send.
+    Standard JSON takes 10 ns per byte. Tolerant decoding takes ten times as long, so it is limited to the size of
+    bodies that clients send.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise BodyError(f"body of {len(data)} bytes: JSON of at most {MAX_REQUEST_BYTES} is taken")

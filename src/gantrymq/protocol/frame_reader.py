@@ -1,8 +1,8 @@
 """Splits the input of one connection into commands. No I/O.
 
-Only complete frames are decoded. The bytes of an incomplete frame are collected in one growing buffer. So the cost
-depends on the frame's size, not on the number of reads. At most one frame and one read are buffered. The body of a
-large frame is collected separately from its header and joined once.
+Only complete frames are decoded. The bytes of an incomplete frame are collected in one growing buffer. The cost
+therefore depends on the frame's size, not on the number of reads. At most one frame and one read are buffered. The body
+of a large frame is collected separately from its header and joined once.
 
 A server limits the incomplete frames of all connections by `frame_length` and `buffered_bytes` of each reader. See
 `remoting/incomplete_frames.py`.
@@ -31,7 +31,7 @@ _decode_json = json_header.decode
 _Fields = tuple[int, int, int, int, int, str | None, bytes]
 
 #: From this length on, the parts of a body are kept as received, in bytes. A growing buffer would get new memory pages
-#: each time. 1 MiB then takes 30 us instead of 73 us, and 2 MiB 60 us instead of 1500 us.
+#: each time. With parts, 1 MiB takes 30 us instead of 73 us, and 2 MiB 60 us instead of 1500 us.
 LARGE_FRAME = 64 * 1024
 #: Shorter parts are joined, because each separate part needs additional memory.
 SMALL_PIECE = 4 * 1024
@@ -47,15 +47,15 @@ class ReceiveBuffer(Protocol):
     def finish(self) -> bytes: ...
 
 
-#: Creates a buffer of this many bytes.
+#: Creates a buffer of the given size in bytes.
 NewReceiveBuffer = Callable[[int], ReceiveBuffer]
 
 
 class FrameReader:
     """The decoder of one connection. After a FrameError or HeaderError the stream is out of step: close the connection.
 
-    With `new_buffer`, the body of a large frame is received into one buffer. It is allocated when the header arrives,
-    so the peer must be trusted. The caller may write into this buffer directly (`receive_buffer`).
+    With `new_buffer`, the body of a large frame is received into one buffer, into which the caller may write directly
+    (`receive_buffer`). The buffer is allocated when the header arrives, so use this only for trusted peers.
     """
 
     def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH, new_buffer: NewReceiveBuffer | None = None) -> None:
@@ -66,7 +66,7 @@ class FrameReader:
         self._large: _LargeFrame | _BufferedFrame | None = None
         #: Length of the current incomplete frame, or 8 while its length is unknown. 0 between frames.
         self.frame_length = 0
-        #: Increases with each frame that a read left incomplete, so that callers can distinguish two such frames.
+        #: Number of frames that a read has left incomplete, so that callers can distinguish two such frames.
         self.frame_number = 0
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
@@ -102,7 +102,8 @@ class FrameReader:
             if body_start > frame_end:
                 raise FrameError(f"header of {header_word & 0xFFFFFF} bytes in a frame of {length}")
             if end < frame_end and (length < LARGE_FRAME or end < body_start):
-                # Only for incomplete frames: a frame that is complete at once is limited by the size of a read.
+                # Checked only for incomplete frames, because the size of a read limits a frame that is complete at
+                # once.
                 if body_start - header_start > MAX_HEADER_LENGTH:
                     raise FrameError(
                         f"header of {body_start - header_start} bytes: at most {MAX_HEADER_LENGTH} are read"
@@ -166,7 +167,7 @@ class FrameReader:
         return self._large.rest if isinstance(self._large, _BufferedFrame) else None
 
     def filled(self, count: int) -> Iterator[RemotingCommand]:
-        """Handles `count` bytes that were written to `receive_buffer`. Yields the command if it is complete."""
+        """Handles `count` bytes that were written to `receive_buffer`. Yields the command when it is complete."""
         large = self._large
         assert isinstance(large, _BufferedFrame), "there is a buffer"
         large.rest = large.rest[count:]
@@ -202,7 +203,7 @@ class _LargeFrame:
         self.missing = body_length
 
     def take(self, data: bytes | memoryview) -> int:
-        """Takes the bytes that belong to this frame. Returns their number."""
+        """Takes the bytes that belong to this frame, and returns how many."""
         taken = min(len(data), self.missing)
         piece = data if taken == len(data) else memoryview(data)[:taken]
         if taken >= SMALL_PIECE:
@@ -238,7 +239,7 @@ class _BufferedFrame:
         return self._body_length - len(self.rest)
 
     def take(self, data: bytes | memoryview) -> int:
-        """Copies the bytes that belong to this frame. Returns their number."""
+        """Copies the bytes that belong to this frame, and returns how many."""
         taken = min(len(data), len(self.rest))
         self.rest[:taken] = memoryview(data)[:taken]
         self.rest = self.rest[taken:]

@@ -7,7 +7,8 @@ REQUEST_CODE_NOT_SUPPORTED.
 
 Half messages in such ranges are sent in batches: SEND_BATCH_MESSAGE with TRANSACTION_PREPARED in sysFlag. Java's
 brokers respond with MESSAGE_ILLEGAL. PGROUP and CHECK_IMMUNITY_TIME_IN_SECONDS in the header's properties apply to all
-messages. The response has the offsets of the first one. The others follow it directly, in the queue and in the log.
+messages. The response has the offsets of the first half message. The others follow directly, in the queue and in the
+log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gantrymq.errors import BodyError
 #: Property that marks a half message of a batch, and the ending of the properties of each such message.
 GANTRY_HALF = "GANTRY_HALF"
 HALF_MARK = f"\x02{GANTRY_HALF}\x01true\x02".encode()
-#: Most ranges of one request. With batches of 1,000 that is 50,000,000 half messages.
+#: Largest number of ranges of one request: 50,000,000 half messages in batches of 1,000.
 MAX_RANGES = 50_000
 
 _RANGE = Struct(">qqi")
@@ -44,7 +45,7 @@ class HalfRanges(Sequence[HalfRange]):
     """The ranges in a body, decoded on access. Use `check` to validate each one."""
 
     def __init__(self, body: bytes) -> None:
-        """Raises BodyError if the length of `body` is invalid, or if it has no or too many ranges."""
+        """Raises BodyError if the length of `body` is invalid, or if `body` has no or too many ranges."""
         count, rest = divmod(len(body), _RANGE.size)
         if rest or not 0 < count <= MAX_RANGES:
             raise BodyError(f"{len(body)} bytes are not 1 to {MAX_RANGES} ranges of half messages")
@@ -65,7 +66,7 @@ class HalfRanges(Sequence[HalfRange]):
         return HalfRange(*_RANGE.unpack_from(self.body, index * _RANGE.size))
 
     def check(self, index: int) -> HalfRange:
-        """Returns a range after validating it and its order. Raises BodyError."""
+        """Validates a range and its order, and returns the range. Raises BodyError."""
         found = self[index]
         after = self[index - 1].end if index else 0
         if found.number <= 0 or found.half_offset < after or found.physical_offset < 0:

@@ -12,7 +12,7 @@ from msgspec import Meta
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-# Python imports a codec on first use, which would fail if file descriptors run out.
+# Import the codec now: Python would import it on first use, and fail if file descriptors had run out.
 codecs.lookup("utf-16-be")
 
 

@@ -1,4 +1,4 @@
-"""Remarks in responses of Java's servers, which a client must check if responses with the same code differ.
+"""Remarks of Java's servers that a client must check, because responses with the same code have different reasons.
 
 GantryMQ's servers send a `RefusalReason` instead (`private_fields.REASON_FIELD`).
 """

@@ -32,9 +32,9 @@ _decode_fields = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_json = msgspec.json.Encoder().encode
 
-#: Longer ext fields are checked before decoding, in bytes: 2 MiB of tiny fields would take 0.13 s.
+#: Ext fields longer than this are checked before decoding, in bytes. 2 MiB of tiny fields would take 0.13 s.
 LONG_FIELDS = 64 * 1024
-#: Most ext fields of a header, in any encoding. RocketMQ's longest header has about 30.
+#: Largest number of ext fields of a header, in any encoding. RocketMQ's longest header has about 30.
 MAX_FIELDS = 10_000
 
 #: Errors that msgspec raises for invalid JSON.
@@ -88,7 +88,7 @@ def decode_fields(ext: bytes) -> dict[str, str]:
     """Returns the ext fields as a dictionary. Accepts numbers instead of strings. Omits null."""
     if not ext or ext == b"null":
         return {}
-    # A field has two or four quotation marks. Escaped ones in values are counted, too.
+    # A field has two or four quotation marks. The count includes escaped quotation marks in values.
     if len(ext) > LONG_FIELDS and ext.count(b'"') > 4 * MAX_FIELDS:
         raise HeaderError(f"extFields of {len(ext)} bytes: more than {MAX_FIELDS} fields")
     try:

@@ -17,7 +17,7 @@ from gantrymq.times import duration_ms, timestamp_ms
 
 T = TypeVar("T")
 
-#: Largest decompressed body that is cached in the message, in bytes. Hundreds of larger ones would take gigabytes.
+#: Largest decompressed body that is cached in the message, in bytes. Hundreds of larger bodies would take gigabytes.
 KEPT_SIZE = 256 * 1024
 #: Number of a broker's default delay levels. If its messageDelayLevel has more, set the property DELAY.
 MAX_DELAY_LEVEL = 18
@@ -148,7 +148,7 @@ def _delay(level: object, delay: object, deliver_at: object) -> tuple[str, str]:
 
 
 class _Packed:
-    """A compressed body. At most `max_size` bytes are decompressed. `damage` is the error if that has failed."""
+    """A compressed body. At most `max_size` bytes are decompressed. `damage` is the error of a failed decompression."""
 
     __slots__ = ("damage", "flags", "max_size", "stored")
 
@@ -295,7 +295,7 @@ class MessageExt(Message):
 
     @classmethod
     def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:
-        """Creates a message for a record that is not, or only partly, readable. Its `body` raises `damage`."""
+        """Creates a message for a record that is damaged or partly readable. The property `body` raises `damage`."""
         message = cls(record or _UNREADABLE, queue.broker_name)
         message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
         message._body, message._packed = None, _Packed(b"", 0, 0, damage)
@@ -303,7 +303,7 @@ class MessageExt(Message):
 
     @property
     def body(self) -> bytes:
-        """The content. It is decompressed on access. A body of more than 256 KiB is not cached, except by `unpack`.
+        """The content, decompressed on access. A body of more than 256 KiB is cached only by `unpack`.
 
         Raises CompressionError if it doesn't decompress or is too large. Raises RecordError if the record is damaged.
         """
@@ -347,7 +347,7 @@ class MessageExt(Message):
             self._body = None
 
     def decompress_if_small(self, max_size: int) -> bool:
-        """Decompresses a body of at most `max_size` bytes. Returns true if it is available or known to be damaged."""
+        """Decompresses a body of at most `max_size` bytes. Returns true if the body is available or found damaged."""
         packed = self._packed
         if self._body is None and packed is not None and packed.damage is None:
             try:
@@ -409,7 +409,7 @@ class MessageExt(Message):
 
     @property
     def msg_id(self) -> str:
-        """The producer's unique key. The offset message id if there is none."""
+        """The producer's unique key, or the offset message id if there is no unique key."""
         return self.properties.get(names.UNIQUE_KEY) or self.offset_msg_id
 
     @property

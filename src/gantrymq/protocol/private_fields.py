@@ -1,11 +1,11 @@
-"""Header fields of GantryMQ's programs, which Apache's ignore. Those of exactly-once writes: `row_ids.py`."""
+"""Header fields of GantryMQ, which Apache's programs ignore. `row_ids.py` has those of exactly-once writes."""
 
 #: In a send request: the client's timeout, in ms. Without it a broker assumes 3000, the default of
 #: `DefaultMQProducer.sendMsgTimeout`. Clients omit it for 3000 and round other values, because the native code caches
 #: one route for each distinct header.
 TIMEOUT_FIELD = "gantryTimeoutMs"
 #: In a send response with another status than SEND_OK: "true" if the in-sync set has not confirmed the message. A new
-#: master may then lack it. Only brokers with a controller send it.
+#: master may then lack it. Only brokers with a controller send this field.
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
 #: In the response to a refused request: the `RefusalReason`. Absent if no program reacts to the reason.
 REASON_FIELD = "gantryReason"
@@ -13,9 +13,10 @@ REASON_FIELD = "gantryReason"
 #: each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"
 #: In the response to a pull, for a while after a broker has started after a crash: an id of this start. A consumer that
-#: pulled before the crash sees that it changes.
+#: pulled before the crash detects that the id has changed.
 RECOVERY_FIELD = "gantryRecovery"
-#: In the same response: the end of the queue at that start. Offsets from there on now belong to other messages.
+#: In the same response: the end of the queue at that start. Offsets from this end on belong to other messages than
+#: before the crash.
 RECOVERED_END_FIELD = "gantryRecoveredEnd"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: the time since its start, in ms.
 UPTIME_FIELD = "gantryUptimeMs"

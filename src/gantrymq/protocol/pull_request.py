@@ -23,7 +23,7 @@ _COMMIT_OFFSET_END = len(_COMMIT_OFFSET)
 _MOST_DIGITS = 18
 _ZERO = ord("0")
 _CACHE_LIMIT = 4096
-#: Longest cached header, in bytes. It limits the cache to a few MiB.
+#: Longest cached header, in bytes. This limits the cache to a few MiB.
 _LONGEST_REMEMBERED = 1024
 _ROCKETMQ = int(SerializeType.ROCKETMQ)
 #: Decoded headers by the bytes before, between and after the two numbers.
@@ -43,7 +43,7 @@ def decode_pull_request(command: RemotingCommand) -> PullMessageRequestHeader:
         known = command.read_header(PullMessageRequestHeader)
         if not _remember(parts, known):
             return known
-    # Cached parts consist of whole fields, so the two numbers are complete fields as well.
+    # Cached parts consist of whole fields, so the two numbers are also whole fields.
     return replace(known, queue_offset=int(offset), commit_offset=int(commit))
 
 
@@ -68,7 +68,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _remember(parts: tuple[bytes, bytes, bytes], header: PullMessageRequestHeader) -> bool:
-    """Caches a header if its parts consist of whole fields without the two numbers. Returns true if it is cached."""
+    """Caches a header if its parts consist of whole fields without the two numbers. Returns whether it did."""
     if sum(map(len, parts)) > _LONGEST_REMEMBERED:
         return False
     try:

@@ -68,7 +68,7 @@ def offset_of(field: str) -> int:
 def unpacker(*fields: str) -> Callable[..., tuple[int, ...]]:
     """Returns a function that takes a buffer and a record's position and returns these fields, in the record's order.
 
-    It makes one call of a Struct and reads nothing after the last field.
+    The function makes one call of a Struct and reads nothing after the last field.
     """
     code, at = ">", 0
     for field in fields:
@@ -112,7 +112,7 @@ _unpack_late_v4: Callable[[bytes], LateFields] = unpacker(
     "reconsume_times",
     "prepared_transaction_offset",
 )  # type: ignore[assignment]
-#: Creates a NamedTuple. Its own constructor takes twice as long.
+#: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 _pack_i16 = _I16.pack
 _TOPIC_LENGTHS = [bytes([n]) for n in range(MAX_TOPIC_LENGTH_V1 + 1)]
@@ -416,7 +416,7 @@ def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> 
 
 
 def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
-    """Yields consecutive records, as in the body of a pull response. Raises RecordError at the first invalid one."""
+    """Yields consecutive records, as in the body of a pull response. Raises RecordError at an invalid record."""
     pos, end = 0, len(buffer)
     while pos < end:
         record = decode_record(buffer, pos, check_crc=check_crc)

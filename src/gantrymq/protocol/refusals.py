@@ -16,7 +16,7 @@ def reason_fields(reason: RefusalReason | None) -> dict[str, str]:
 
 
 def refusal_reason(response: RemotingCommand) -> RefusalReason | None:
-    """Returns the reason in a response, or None if it has none or one that this version does not define."""
+    """Returns the reason in a response; None without a reason, and for a reason that this version does not define."""
     reason = _REASONS.get(response.ext_fields.get(REASON_FIELD, ""))
     return reason if reason is not None else reason_of(response.code, response.remark or "")
 

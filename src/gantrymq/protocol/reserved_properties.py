@@ -1,8 +1,8 @@
 """The message properties that RocketMQ itself sets. A write of rows that were read omits them.
 
-They describe the message that was read, and brokers act on them. With TRAN_MSG, a new message would become a half
-message that is never committed. With DELAY, it would be delayed. With INNER_MULTI_DISPATCH, it would also go to other
-queues. A write of rows keeps the properties that its option keepProperties names. KEYS, TAGS and the sharding key
+These properties describe the message that was read, and brokers act on them. With TRAN_MSG, a new message would become
+a half message that is never committed. With DELAY, it would be delayed. With INNER_MULTI_DISPATCH, it would also go to
+other queues. A write of rows keeps the properties that its option keepProperties names. KEYS, TAGS and the sharding key
 belong to the user, and are always kept.
 
 Source: MessageConst (STRING_HASH_SET and other properties that brokers read).

@@ -1,13 +1,13 @@
 """Identifies the rows of an idempotent write, so that a broker stores each row only once.
 
 A *writer* is one partition of a write. It sends its batches in order, and its rows to a queue in order, one request
-after the other. So the last row of each writer and queue identifies all rows that the queue has.
+after the other. The last row of each writer and queue therefore identifies all rows of this writer in the queue.
 
 Each message has two properties:
 - GANTRY_ID: `write-batch-partition-row`.
 - GANTRY_SEQ: 16 hexadecimal digits. The first half is a checksum of topic and queue id, so that copies in other queues
   do not count. The second half is a checksum of all rows that the writer sent to the queue in this batch, up to this
-  one. It detects rows in another order.
+  row. It reveals rows in another order.
 
 The request is a SEND_BATCH_MESSAGE with a binary header and the field `gantryAfter`: the previous row and its checksum.
 Without this field, a broker ignores the properties, because forwarded messages contain copies of them. The response has
@@ -32,7 +32,7 @@ AFTER_FIELD = "gantryAfter"
 LAST_ROW_FIELD = "gantryLastRow"
 #: Field of the request. `broker-a:4;broker-b:2` lists the queues 0 to 3 of broker-a, then 0 to 1 of broker-b.
 QUEUES_FIELD = "gantryQueues"
-#: Length of the longest list, in characters. Brokers ignore longer ones.
+#: Length of the longest list, in characters. Brokers ignore longer lists.
 MAX_QUEUES_LENGTH = 500
 #: The encoded field name in a binary header. Quick test for a request of an idempotent write.
 AFTER_MARK = b"\x00\x0bgantryAfter"
@@ -54,7 +54,7 @@ class RowId(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The progress of a writer in a queue: its last row, and the checksum up to it."""
+    """The progress of a writer in a queue: its last row, and the checksum up to this row."""
 
     row: int
     chain: int

@@ -1,9 +1,9 @@
 """Decodes send requests fast, with a cache.
 
 The common case is SEND_MESSAGE_V2 with a binary header. Java writes the fields in the order a to n. All messages of a
-producer have the same values, except for the queue id (e), the born time (g) and the properties (i). So the bytes
-before g and after i are keys of a small cache, and only g, h and i are decoded. A request then takes 1.3 us instead of
-6 us for decoding 13 fields. Headers of any other form are decoded as normal typed headers.
+producer have the same values, except for the queue id (e), the born time (g) and the properties (i). The bytes before g
+and after i are therefore keys of a small cache, and only g, h and i are decoded. A request takes 1.3 us instead of 6 us
+for decoding 13 fields. Headers of any other form are decoded as normal typed headers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SendOptions(NamedTuple):
     unit_mode: bool
     max_reconsume_times: int | None
     batch: bool
-    #: The client's timeout, in ms. None if the request has none (`TIMEOUT_FIELD`).
+    #: The client's timeout, in ms. None if the request has no TIMEOUT_FIELD.
     timeout_ms: int | None
 
 
@@ -59,12 +59,12 @@ _TIMEOUT_MARK = TIMEOUT_FIELD.encode()
 #: Upper limit of a client's timeout, in ms.
 _LONGEST_TIMEOUT_MS = 24 * 60 * 60 * 1000
 _CACHE_LIMIT = 4096
-#: Longest cached head or tail, in bytes. It limits the cache to a few MiB. Topic and group with names of the maximum
+#: Longest cached head or tail, in bytes. This limits the cache to a few MiB. Topic and group with names of the maximum
 #: length take 400 bytes.
 _LONGEST_REMEMBERED = 1024
 _ROCKETMQ = int(SerializeType.ROCKETMQ)
 _SEND_MESSAGE = int(RequestCode.SEND_MESSAGE)
-#: Creates a NamedTuple. Its own constructor takes twice as long.
+#: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 _targets: dict[bytes, SendTarget] = {}
 _options: dict[bytes, SendOptions] = {}
@@ -75,7 +75,7 @@ def decode_send_request(command: RemotingCommand) -> SendRequest:
     ext = command.raw_ext
     if command.serialize_type == _ROCKETMQ and command.code != _SEND_MESSAGE:
         at = ext.find(_BEFORE_BORN)
-        # Cached heads consist of whole fields, so a field begins at `at`, whatever bytes the values contain.
+        # Cached heads consist of whole fields, so a field begins at `at` for any bytes in the values.
         target = _targets.get(ext[:at]) if at > 0 else None
         if target is not None and ext[at + 20 : at + 31] == _FLAG_0_THEN_PROPERTIES:
             start = at + 35
@@ -128,7 +128,7 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
 
 
 def _timeout_ms(command: RemotingCommand) -> int | None:
-    """Returns the client's timeout in the request, in ms. None if it is missing or not a positive number."""
+    """Returns the client's timeout in the request, in ms; None without a positive timeout."""
     if _TIMEOUT_MARK not in command.raw_ext:
         return None
     text = command.ext_fields.get(TIMEOUT_FIELD, "")

@@ -1,7 +1,8 @@
 """Encodes and decodes the response to a send directly as bytes.
 
-Responses differ only in msgId, queueId, queueOffset, transactionId and the opaque number, so the rest is a template. It
-takes 0.6 us instead of 4 us with a typed header, a dictionary and an encoder. The fields about traces come last.
+Responses differ only in msgId, queueId, queueOffset, transactionId and the opaque number, so the rest is a template. A
+response takes 0.6 us instead of 4 us with a typed header, a dictionary and an encoder. The fields about traces come
+last.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _BINARY_ENCODING = _BINARY << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
 _LENGTHS = [n.to_bytes(4, "big") for n in range(64)]
-#: Fields of a binary response, with and without a transaction id. Both templates take the same arguments. In the
-#: second one the id is empty, and `%.0b` omits its length.
+#: Fields of a binary response, with and without a transaction id. Both templates take the same arguments. In the second
+#: template the id is empty, and `%.0b` omits its length.
 _WITH_ID = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b\x00\x0dtransactionId%b%b%b"
 _WITHOUT_ID = _WITH_ID.replace(b"\x00\x0dtransactionId%b", b"%.0b")
 #: Field names in a binary response, each with the first two or three bytes of its value's length.
@@ -36,7 +37,7 @@ _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 _TRANSACTION_ID = b"\x00\x0dtransactionId\x00\x00\x00"
 #: Longest fields about traces, in bytes.
 _LONGEST_TAIL = 512
-#: Creates a NamedTuple. Its own constructor takes twice as long.
+#: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 #: JSON before host and physical offset, before the queue id, before the queue offset, before the opaque number, after
 #: it.
@@ -155,7 +156,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
         return None
     between = _between(queue_id)
     try:
-        # Two bytes of the length are read, for the ids of a batch. Longer ids are rare and use the general way.
+        # Two bytes of the length are read, for the ids of a batch. Longer ids are rare and take the general path.
         id_end = 11 + (ext[9] << 8) + ext[10]
         length_at = id_end + len(between)
         start = length_at + 1
@@ -179,7 +180,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
 
 @lru_cache(maxsize=64)
 def _trace(tail: bytes) -> tuple[str, bool] | None:
-    """Returns the region and whether to write traces, from the last fields. None if there are other fields."""
+    """Returns the region and whether to write traces, from the last fields; None if there are other fields."""
     try:
         fields = binary_header.decode_fields(tail)
     except HeaderError:

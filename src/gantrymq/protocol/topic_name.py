@@ -120,8 +120,8 @@ def is_system_group(group: str) -> bool:
 def may_be_sent_to(topic: str) -> bool:
     """Returns true if clients may send messages to this topic, immediate or delayed.
 
-    Topics that only the broker writes are excluded, because the broker trusts their content. Java does not exclude
-    those of timers and pops, so a message can circulate forever. Topics of traces, replies and retries are allowed.
+    Topics that only the broker writes are excluded, because the broker trusts their content. Java allows the topics of
+    timers and pops, in which a message can circulate forever. Topics of traces, replies and retries are allowed.
     """
     if topic in SEND_FORBIDDEN_TOPICS or topic in (TIMER_TOPIC, DELIVERY_JOURNAL_TOPIC):
         return False
@@ -134,5 +134,5 @@ def may_be_delivered_to(topic: str) -> bool:
 
 
 def retry_topic(group: str) -> str:
-    """Returns the topic for messages that a group failed to consume and that are delivered again."""
+    """Returns the retry topic of a group, for messages that the group failed to consume."""
     return RETRY_TOPIC_PREFIX + group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: From this version on, names are regular: from V3_9_1_SNAPSHOT to the last one, V5_9_9.
+#: From this version on, names are regular: from V3_9_1_SNAPSHOT to V5_9_9, the last one.
 _FIRST_REGULAR_VERSION = 194
 _LAST_VERSION = 611
 

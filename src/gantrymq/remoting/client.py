@@ -21,12 +21,12 @@ from gantrymq.remoting.zero_copy import ZeroCopyBody
 from gantrymq.system import network, tls
 
 CONNECT_TIMEOUT_S = 3.0
-#: Silence after which a request timeout also closes the connection, in seconds. The connection is closed only if
-#: responses are pending and nothing has arrived for this time. Otherwise the kernel would retransmit for 15 minutes to
-#: a machine that is down. Java closes the connection after every timeout (NettyRemotingClient.invokeSync,
-#: clientCloseSocketIfTimeout).
+#: If nothing has arrived for this time while responses are pending, a request timeout also closes the connection, in
+#: seconds. Otherwise the kernel would retransmit for 15 minutes to a machine that is down. Java closes the connection
+#: after every timeout (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
 SILENCE_S = 3.0
-#: A request with a shorter timeout never closes the connection: a slow response does not prove that the peer is down.
+#: A request with a shorter timeout never closes the connection, because a slow response does not prove that the peer is
+#: down.
 LEAST_TIMEOUT_MS = 1000
 #: Tolerance for the difference between the clock and the loop's timers, as a factor.
 _NEARLY = 0.95
@@ -73,13 +73,13 @@ class RemotingClient:
         self._closed = False
 
     async def connection(self, address: str) -> Connection:
-        """Returns the connection to HOST:PORT and opens it if necessary. Raises ConnectFailed or ClientClosed."""
+        """Returns the connection to HOST:PORT, opened if necessary. Raises ConnectFailed or ClientClosed."""
         connection = self._connections.get(address)
         if connection is not None and not connection.is_closed:
             return connection
         if self._closed:
             raise ClientClosed("this client is closed")
-        # All callers for one address share one attempt. A cancelled caller does not cancel it for the others.
+        # All callers for one address share one attempt, which a cancelled caller does not cancel for the others.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(address))
@@ -93,7 +93,7 @@ class RemotingClient:
             raise
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Returns the response, whatever its code. `timeout_ms` includes the connect time. Raises a RemotingError."""
+        """Returns the response with any code. `timeout_ms` includes the connect time. Raises a RemotingError."""
         asked_ms = timeout_ms
         connection = self._connections.get(address)
         if connection is None or connection.is_closed:
@@ -101,7 +101,7 @@ class RemotingClient:
             connection = await self._connection_within(address, timeout_ms)
             timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
         try:
-            # The same as `connection.invoke`, but with one coroutine less.
+            # The code of `connection.invoke`, to save a coroutine.
             left_ms = timeout_ms if not connection.is_full else await connection.wait_until_writable(timeout_ms)
             future = connection.start_request(request, left_ms)
             try:
@@ -150,7 +150,7 @@ class RemotingClient:
             raise ConnectFailed(f"can't connect to {address} in {timeout_ms} ms", address) from None
 
     async def call(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends `request` and returns the response. Raises BrokerError if it is no success, or a RemotingError."""
+        """Sends `request` and returns a successful response. Raises BrokerError for another one, or a RemotingError."""
         response = await self.invoke(address, request, timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response, address)
@@ -182,12 +182,12 @@ class RemotingClient:
             problem = tls_problem(e)
             reason = "; ".join(problem) if problem is not None else str(e) or self._reason(e)
             raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
-        # Keeps a host name in error messages, instead of the IP address.
+        # Error messages then contain the host name instead of the IP address.
         connection.address = address
         return connection
 
     async def _connect_to_one_of(self, ips: Sequence[str], host: str, port: int) -> Connection:
-        """Connects to the first reachable address. Raises the error of the last one."""
+        """Connects to the first reachable address. If none is reachable, raises the error of the last address."""
         loop = asyncio.get_running_loop()
         for n, ip in enumerate(ips, 1):
             try:
@@ -244,7 +244,7 @@ class RemotingClient:
 async def addresses_of(host: str, port: int) -> list[str]:
     """Returns the IP addresses of a host. Raises OSError.
 
-    `create_connection` could also resolve the host. But if a lookup is cancelled in uvloop, its later error is never
+    `create_connection` could also resolve the host, but in uvloop the later error of a cancelled lookup is never
     retrieved.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=network.SOCK_STREAM)

@@ -1,7 +1,7 @@
 """The configuration of a running server, which requests read and change (`Configuration`).
 
-Keys that this server does not use are kept and shown if they are in the configuration file or Java's server has them.
-Another version or a Java server may use them.
+The server keeps and returns keys that it does not use, if they are in the configuration file or if Java's server has
+them, because another version or a Java server may use them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Configuration(Generic[C]):
         self._secret_keys = secret_keys
         self._fixed_keys = fixed_keys
         self._unused_defaults = unused_defaults or {}
-        #: The unused keys of the file. Those with a default are added when they change.
+        #: The unused keys of the file. An unused key with a default is added when it changes.
         self._unused = {key: file_keys[key] for key in unknown_keys([type(config)], dict(file_keys))}
 
     def properties(self) -> dict[str, str]:

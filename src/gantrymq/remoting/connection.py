@@ -56,23 +56,24 @@ RequestHandler = Callable[["Connection", RemotingCommand], Reply]
 #: bytes in the handled frames, and the responses that are ready.
 FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 
-#: Responses of one read are written when they reach this size, in bytes. If that fills the write buffer, the other
-#: requests of the read wait. So at most ANSWERS_HIGH_WATER, this size and one response are buffered for a peer.
+#: Responses of one read are written when they reach this size, in bytes. If the write buffer is then full, the other
+#: requests of the read wait. At most ANSWERS_HIGH_WATER, this size and one response are therefore buffered for a peer.
 BATCH_LIMIT = 1024 * 1024
 #: Time in which a closing connection may send its write buffer, in seconds.
 CLOSE_TIMEOUT_S = 2.0
-#: Responses up to this size are joined into one buffer, in bytes. That is cheaper than many small buffers.
+#: Responses up to this size are joined into one buffer, which is cheaper than many small buffers. In bytes.
 JOIN_LIMIT = 16 * 1024
 #: Requests of one event-loop iteration are written together, in chunks of about this size, in bytes. With 32 concurrent
-#: sends, a send then takes 16 us of CPU time instead of 22. With 64 KiB it takes no less, and the peer waits longer.
+#: sends, a send then takes 16 us of CPU time instead of 22. With 64 KiB, it takes the same time, and the peer waits
+#: longer.
 GATHER_LIMIT = 2048
 
 
 class RpcHook(Protocol):
     """Called for each request and response of a connection (`RPCHook`): to sign, check or trace them.
 
-    The clients' option `hooks` exists beside middleware, because it also sees heartbeats, pulls and acknowledgements.
-    An access control of your own needs it to sign every request.
+    Unlike middleware, the clients' option `hooks` also gets heartbeats, pulls and acknowledgements. A custom access
+    control needs it to sign every request.
 
     Responses that a handler returns as encoded frames are not passed to hooks.
     """
@@ -107,12 +108,12 @@ class Connection(FlowControl):
         self.attributes: dict[Any, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
-        #: The command that follows the requests handled by the first look, while it is handled. None at other times.
+        #: While a command is handled that follows requests of the first look: this command. Otherwise None.
         self.looked_at: RemotingCommand | None = None
-        #: Start of the current command, in seconds of the monotonic clock. It includes a first look that handled
+        #: Start of the current command, in seconds of the monotonic clock. The time includes a first look that handled
         #: no request. Valid only while the command is handled, not after a wait.
         self.command_began = 0.0
-        # Requests handled undecoded would bypass the hooks.
+        # No first look with hooks, because requests that it handles undecoded would bypass them.
         self._first_look = first_look if not hooks else None
         #: None unless the server measures latencies.
         self.latencies = limits.slices.watch.latencies
@@ -167,7 +168,7 @@ class Connection(FlowControl):
     def _left_of(self, data: bytes, first_look: FirstLook) -> Iterator[RemotingCommand]:
         """Yields the commands that the first look did not handle.
 
-        The first look runs with the first command, so its time counts in the connection's time slice.
+        The first look runs with the first command, so that its time counts in the connection's time slice.
         """
         reader = self._reader
         data = reader.joined(data)
@@ -201,7 +202,7 @@ class Connection(FlowControl):
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
         slices = self._slices
-        # Not the loop's time: in uvloop it does not advance during an iteration.
+        # Not the loop's time, which does not advance during an iteration in uvloop.
         self.command_began = began = monotonic()
         recent_s = self._recent_s - (began - self.last_read) * CHEAP_SHARE
         self.last_read = began
@@ -301,7 +302,7 @@ class Connection(FlowControl):
             self._on_close(self)
 
     def _never_heard(self) -> bool:
-        # In TLS 1.3 the handshake ends for the client before the server checks the client's certificate.
+        # In TLS 1.3, the client's handshake ends before the server checks the client's certificate.
         return not self._is_server and not self._closing and self.last_read == self._opened
 
     # -- requests of the peer -----------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ class Connection(FlowControl):
             self.latencies.observe(request.code, code, seconds, is_late=is_late, result=result)
 
     def gather_answer(self, request: RemotingCommand, answer: bytes) -> None:
-        """As `gather_answers`, for the encoded successful response to `request`."""
+        """Works like `gather_answers`, for the encoded successful response to `request`."""
         self._answered(request, ResponseCode.SUCCESS)
         self.gather_answers(answer)
 
@@ -426,14 +427,14 @@ class Connection(FlowControl):
         return self._pending.add(request.opaque, self.address, timeout_ms)
 
     def pass_request(self, request: RemotingCommand, timeout_ms: int, waiting: Waiting) -> None:
-        """Like `start_request`, but sets the result on `waiting` synchronously, before the next command is read."""
+        """Like `start_request`, but sets the result on `waiting` at once, before the next command is read."""
         self._send(request)
         if self._unanswered_since == inf:
             self._unanswered_since = monotonic()
         self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
 
     def forget(self, request: RemotingCommand) -> None:
-        """Removes the pending `request`: its response will be ignored."""
+        """Removes the pending `request`, whose response will be ignored."""
         self._pending.discard(request.opaque)
 
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
@@ -495,7 +496,7 @@ class Connection(FlowControl):
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last input while responses are pending. Responses to timed-out requests count, too."""
+        """Seconds since the last input while responses are pending, also those of timed-out requests."""
         if self._rest is not None or self.is_stopped or self._unanswered_since == inf:
             return 0.0
         return monotonic() - self._unanswered_since
@@ -514,7 +515,7 @@ class Connection(FlowControl):
 
 
 async def close_all(connections: Collection[Connection], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-    """Closes `connections` and waits until they are closed. After `timeout_s` seconds the rest is aborted."""
+    """Closes `connections` and waits until they are closed. After `timeout_s` seconds, aborts those still open."""
     lost = [connection._lost for connection in connections if connection._transport is not None]
     for connection in connections:
         connection.close()

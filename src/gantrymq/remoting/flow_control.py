@@ -29,10 +29,10 @@ log = peer_log(__name__)
 
 #: Size at which a client's write buffer is full, in bytes. Writers then wait until the peer reads three quarters of it.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
-#: Size at which a server's write buffer is full, in bytes. The server then stops reading from this peer. It is small
-#: because hundreds of peers may not read, and a larger buffer would not help them.
+#: Size at which a server's write buffer is full, in bytes. The server then stops reading from this peer. The size is
+#: small, because hundreds of peers may not read, and a larger buffer would not help them.
 ANSWERS_HIGH_WATER = 1024 * 1024
-#: With this many unsent bytes, a peer is sent no more one-way requests, because no caller waits for the buffer.
+#: With this many unsent bytes, a peer gets no more one-way requests, because no caller waits for the buffer.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
 #: Largest size of unsent responses that do not result from reading, for example late responses of tasks. In bytes.
 UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
@@ -78,11 +78,11 @@ class FlowControl(asyncio.Protocol):
         self._longest_slice_s = 0.0
         #: A future while the write buffer is full. Done when the buffer has space or the connection is lost.
         self._writable: asyncio.Future[None] | None = None
-        #: Unhandled commands of a read that filled the write buffer or used up its time slice.
+        #: Commands of a read that were not handled, because the write buffer was full or the time slice had ended.
         self._rest: Iterator[RemotingCommand] | None = None
         #: True if the connection is deferred and `go_on` will be called.
         self._is_deferred = False
-        #: Bytes of the last read. They are buffered until all its requests are handled.
+        #: Size of the last read, which is buffered until all its requests are handled, in bytes.
         self.read_bytes = 0
         #: True if this side has stopped reading (see `stop_reading`), so silence does not mean that the peer is idle.
         self.is_stopped = False
@@ -105,7 +105,7 @@ class FlowControl(asyncio.Protocol):
         return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
 
     def forgiven_at(self) -> float:
-        """Returns the monotonic time at which its used CPU time no longer counts, if it uses no more until then."""
+        """Returns the monotonic time at which the connection's used CPU time expires, if it uses no more until then."""
         return self.last_read + self._recent_s / CHEAP_SHARE
 
     def _is_known_as_cheap(self) -> bool:
@@ -153,7 +153,7 @@ class FlowControl(asyncio.Protocol):
 
     def go_on_reading(self) -> None:
         self.is_stopped = False
-        # The peer was not silent: this side did not read.
+        # Counts as input of the peer, because this side did not read.
         self.last_read = monotonic()
         self.read_or_stop()
 
@@ -182,7 +182,7 @@ class FlowControl(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._wake_writers()
         if self._rest is not None:
-            # Not here: the transport is in the middle of a write.
+            # Later, because the transport is in the middle of a write.
             self._wait_for_slice()
         else:
             self.read_or_stop()
@@ -219,10 +219,10 @@ class FlowControl(asyncio.Protocol):
         return max(1, round((deadline - self._loop.time()) * 1000))
 
     def _refuse_flood(self) -> bool:
-        """Closes the connection if the peer sends requests but does not read the responses, which use memory.
+        """Closes the connection if the peer sends requests without reading the responses, which use memory.
 
-        Returns true if it was closed. A pause in reading is not enough: a client never pauses, and late responses are
-        written even if the connection is not read.
+        Returns true if the connection was closed. A pause in reading would not suffice: a client never pauses, and late
+        responses are written even if the connection is not read.
         """
         if self._writable is None or self._transport is None:
             return False

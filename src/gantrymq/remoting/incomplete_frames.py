@@ -179,7 +179,7 @@ class IncompleteFrames:
                 for frame in (oldest if self._is_oldest_next else shortest)
                 if frame.state is _State.WAITING and not frame.is_gone
             )
-            # A frame that does not fit blocks the others. If they took the free quota, it might never fit.
+            # A frame that does not fit blocks the others, because it might never fit if they took the free quota.
             if not self._free_bytes(frame, now):
                 break
             self._read(frame, now)
@@ -208,7 +208,7 @@ class IncompleteFrames:
 
     def _wait(self, frame: _Frame) -> None:
         if not self._waiting:
-            # The pace is only checked while frames wait, so all checks start now.
+            # The pace is checked only while frames wait, so the checks of all frames start here.
             for other in self._frames.values():
                 other.since, other.held_then = frame.since, other.held
         self._stop(frame)
@@ -238,7 +238,7 @@ class IncompleteFrames:
         self.counted -= frame.counted
         if frame.state is _State.WAITING:
             self._waiting -= 1
-        # Small frames come and go with many reads. Their quota is reused at the next regular check.
+        # Small frames begin and end with many reads. Their quota is reused at the next regular check.
         if self._waiting and frame.state is not _State.SMALL:
             self._job.wake()
 

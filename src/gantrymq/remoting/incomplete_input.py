@@ -22,7 +22,7 @@ class Peer(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """True if the input is incomplete because this side does not read. The deadline then does not apply."""
+        """True if the input is incomplete because this side does not read. In this case there is no deadline."""
 
     def input_refused(self, reason: str) -> None:
         """Disconnects the peer. Called when the limit or the deadline is exceeded."""

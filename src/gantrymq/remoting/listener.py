@@ -2,10 +2,11 @@
 
 Connections and files share the process's file descriptors. A broker that cannot open a log file cannot store messages.
 The server therefore reserves descriptors for files. It accepts and closes connections beyond the limit at once, so that
-clients get an error. A new socket gets the lowest free descriptor number. So this number is a lower bound for the open
-descriptors, and no count is needed.
+clients get an error. A new socket gets the lowest free descriptor number. This number is therefore a lower bound for
+the open descriptors, and no count is needed.
 
-asyncio's own accept loop is not used: if descriptors run out, it accepts nothing for a second and new clients hang.
+asyncio's own accept loop is not used, because it accepts nothing for a second if descriptors run out, and new clients
+hang.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ACCEPTS_PER_TURN = 100
 #: One eighth of the descriptors, within these bounds, is reserved for files and for outgoing connections.
 _LEAST_RESERVE = 32
 _LARGEST_RESERVE = 1024
-#: Smallest connection limit, whatever the descriptor limit is.
+#: Smallest connection limit, for any descriptor limit.
 _LEAST_CONNECTIONS = 16
 #: Interval between log lines about refused connections, in seconds.
 _LOG_INTERVAL_S = 1.0
@@ -109,7 +110,7 @@ class Listener:
     def start(self) -> None:
         """Starts to accept connections. Raises GantryError if another socket already listens on a port."""
         if not self._sockets:
-            # Restart after `stop`.
+            # `start` after `stop` creates new sockets.
             self._sockets = _bound_sockets(replace(self._options, port=self.port))
         limit = files.descriptor_limits()[0]
         self._first_reserved = limit - reserved_descriptors(limit)
@@ -132,7 +133,7 @@ class Listener:
         self._close_spare()
 
     def _close_spare(self) -> None:
-        # Cleared first: once closed, another thread may get the same number.
+        # Cleared before the close, after which another thread may get the same descriptor number.
         spare, self._spare = self._spare, -1
         if spare >= 0:
             files.close(spare)
@@ -173,7 +174,7 @@ class Listener:
                 self._accepted(sock)
 
     def _refuse_without_descriptor(self, listening: network.Socket) -> bool:
-        """Refuses a connection with the spare descriptor if no other is free. Returns false if that fails, too."""
+        """Refuses a connection with the spare descriptor if no other is free. Returns false on failure."""
         self._close_spare()
         try:
             with suppress(BlockingIOError):

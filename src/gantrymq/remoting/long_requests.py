@@ -24,7 +24,7 @@ from gantrymq.system.clock import monotonic, thread_time
 #: The work of a request: a generator that returns a handler's result. It raises the errors of a handler.
 Steps = Generator[None, None, Reply]
 
-#: Time per event-loop iteration for new long requests, and the same again for waiting ones, in seconds.
+#: Time per event-loop iteration for new long requests, and as much again for waiting requests, in seconds.
 SLICE_S = 0.01
 #: Interval of checks whether full write buffers have space again, in seconds.
 _FULL_S = 0.05
@@ -67,7 +67,7 @@ class LongRequests:
             await asyncio.sleep(0)
 
     def is_waiting(self, connection: Connection) -> bool:
-        """Returns true if requests of this connection are waiting. New ones then join the wait queue."""
+        """Returns true if requests of this connection are waiting. New requests then join the wait queue."""
         return connection in self._queue
 
     def run(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Reply:
@@ -134,7 +134,7 @@ class LongRequests:
             if is_done:
                 waiting.share.release(waiting.size)
             elif connection.is_closed:
-                # A failed write, or the step itself, has closed it.
+                # A failed write, or the step itself, has closed the connection.
                 waiting.share.release(waiting.size)
                 waiting.steps.close()
             else:

@@ -10,7 +10,7 @@ from gantrymq.remoting.address import parse_address
 #: Interval of requests for the page, s.
 POLL_INTERVAL_S = 120.0
 TIMEOUT_S = 3.0
-#: Largest page, in bytes. A real one has a single line.
+#: Largest page, in bytes. A real page has a single line.
 MAX_PAGE_BYTES = 64 * 1024
 
 
@@ -39,7 +39,7 @@ def split_addresses(text: str) -> list[str]:
 
 
 def parse_page(page: str) -> list[str]:
-    """Returns the addresses in the first line of a page. Raises ValueError if it is empty or has another form."""
+    """Returns the addresses in the first line of a page. Raises ValueError if this line is empty or invalid."""
     lines = page.split()
     addresses = split_addresses(lines[0]) if lines else []
     if not addresses:

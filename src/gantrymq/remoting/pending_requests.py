@@ -14,7 +14,7 @@ from gantrymq.protocol.command import RemotingCommand
 TIMER_GRAIN_S = 0.01
 
 
-#: Creates a NamedTuple. Its own constructor takes twice as long.
+#: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 
 
@@ -53,7 +53,7 @@ class PendingRequests:
         return future
 
     def add_waiting(self, opaque: int, address: str, timeout_ms: int, waiting: Waiting) -> None:
-        """Like `add`, but sets the result on `waiting` instead of a future."""
+        """Works like `add`, but sets the result on `waiting` instead of a future."""
         deadline = self._loop.time() + timeout_ms / 1000
         self._pending[opaque] = _new(_Pending, (waiting, deadline, timeout_ms, address))
         if deadline < self._look_at:

@@ -1,8 +1,8 @@
 """Quota: shares a `Limit` among hosts and their connections, so that no peer takes all of it.
 
-A connection's share is part of its host's share, and that is part of the whole. An item counts in all three. Each of
-the two parts may take as much as leaves the same amount free in what it is part of. So one host gets at most half of
-the limit, and the next host half of the rest. A peer with few items finds capacity, even if many others use up their
+A connection's share is part of its host's share, which is part of the whole. An item counts in all three. A part may
+use at most as much as then remains free in the share that contains it. One host therefore gets at most half of the
+limit, and the next host half of the rest. A peer with few items finds capacity, even if many others use up their
 shares.
 """
 
@@ -50,7 +50,7 @@ class Share:
         return True
 
     def add(self, size: int) -> None:
-        """As `take`, whatever the limits are."""
+        """Works like `take`, regardless of the limits."""
         share: Share | None = self
         while share is not None:
             share.items += 1
@@ -81,11 +81,11 @@ class Quota:
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self.all = Share(limit.items, limit.size)
-        #: The shares of hosts. The shares of their connections keep them.
+        #: The shares of hosts. The shares of a host's connections refer to the host's share.
         self._hosts: WeakValueDictionary[str, Share] = WeakValueDictionary()
 
     def share(self, connection: Peer) -> Share:
-        """Returns the share of a connection, which the connection keeps."""
+        """Returns the share of a connection, which stores it."""
         found: Share | None = connection.attributes.get(self)
         if found is None:
             found = connection.attributes[self] = self.of(connection.address)

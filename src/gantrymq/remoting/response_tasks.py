@@ -12,7 +12,7 @@ from gantrymq.remoting.quota import Share
 
 T = TypeVar("T")
 
-#: About what a task and its request take beside the bytes of the request.
+#: Approximate memory of a task and its request in addition to the bytes of the request.
 _OVERHEAD = 4096
 
 
@@ -28,7 +28,7 @@ class ResponseTasks(Generic[T]):
         return len(self._tasks)
 
     def begin(self, request: RemotingCommand, work: Coroutine[Any, Any, T]) -> bool:
-        """Runs `work` in a task. Returns False if that exceeds the quota."""
+        """Runs `work` in a task. Returns False if the task would exceed the quota."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if not self._share.take(size):
             return False
@@ -38,7 +38,7 @@ class ResponseTasks(Generic[T]):
         return True
 
     def cancel(self) -> None:
-        """Cancels all tasks: the peer has disconnected."""
+        """Cancels all tasks, because the peer has disconnected."""
         for task in list(self._tasks):
             task.cancel()
 

@@ -30,7 +30,7 @@ MAX_IDLE_S = 120.0
 #: A stopping server waits until no request has arrived for DRAIN_QUIET_S, but at most DRAIN_TIMEOUT_S. In seconds.
 DRAIN_QUIET_S = 0.02
 DRAIN_TIMEOUT_S = 1.0
-#: Interval of the check for idle connections, in seconds, and the most that are closed in one loop iteration.
+#: Interval of the check for idle connections, in seconds, and the limit of closes in one loop iteration.
 LOOK_S = 1.0
 CLOSED_PER_TURN = 200
 
@@ -171,7 +171,7 @@ class RemotingServer:
 
     def _opened(self, connection: Connection) -> None:
         if self._tls_detection is None:
-            # Its TLS handshake ended after `stop`.
+            # The connection's TLS handshake ended after `stop`.
             connection.abort()
         self.connections[connection] = None
 
@@ -188,6 +188,6 @@ class RemotingServer:
         idle = [c for c in self.connections if c.last_read < oldest and not c.is_stopped and not c.is_closed]
         for connection in idle[:CLOSED_PER_TURN]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
-            # Not `close`: a peer that is down or doesn't read would never take the unsent data.
+            # Not `close`, which would wait for a peer that is down or doesn't read to take the unsent data.
             connection.abort()
         return 0.0 if len(idle) > CLOSED_PER_TURN else None

@@ -15,7 +15,7 @@ from gantrymq.system.clock import now_ms
 
 #: Largest accepted difference between a bound signature's time and this machine's clock, in milliseconds.
 MAX_CLOCK_DIFFERENCE_MS = 300_000
-#: A proxy may reorder requests. An opaque number is accepted if it is less than WINDOW below the highest one.
+#: A proxy may reorder requests. An opaque number is accepted if it is less than WINDOW below the highest number.
 WINDOW = 1024
 _MASK = (1 << WINDOW) - 1
 _MAX_OPAQUE = 0x7FFF_FFFF
@@ -44,7 +44,7 @@ class SigningHook:
 class SignedOpaques:
     """Accepts each signed opaque number of one connection once, to prevent replay.
 
-    A client counts up its opaque numbers per connection. So the highest number and the WINDOW below it are sufficient.
+    A client counts up its opaque numbers per connection, so the highest number and the WINDOW below it suffice.
     """
 
     __slots__ = ("_highest", "_seen")
@@ -71,7 +71,7 @@ class SignedOpaques:
 def signature_problem(
     signer: Signer, request: RemotingCommand, opaques: SignedOpaques, *, needs_bound: bool
 ) -> str | None:
-    """Returns a text for an invalid signature, or None if it is valid for this request and `signer`.
+    """Returns a text for an invalid signature, or None for a valid signature of this request by `signer`.
 
     The text begins with ": " and is appended to Java's message. It is "" if there is nothing to add. If `needs_bound`
     is set, a signature in Java's form is invalid.

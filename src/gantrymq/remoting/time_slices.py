@@ -12,19 +12,19 @@ Terms:
 
 Rules:
 1. A time slice is SLICE_S. After the slices of a round add up to that value, each further one is CROWDED_SLICE_S.
-2. After ROUND_S, only cheap connections are served in this round. All others are deferred to later rounds, and so is a
-   connection that has sent a large frame.
+2. After ROUND_S, only cheap connections are served in this round. All others, and connections that have sent a large
+   frame, are deferred to later rounds.
 3. If deferred input exceeds WAITING_READS_BYTES, only cheap connections are read until half of it has been handled.
-4. Deferred connections get WAITING_S of each round. So does the rest of a read that exceeded its slice. Connections
-   with little recorded use alternate with busy ones, so that neither group starves the other. Of the busy ones, the one
-   with the least CPU time comes first. Used CPU time expires, also for waiting connections. After 2 s, a waiting
-   connection comes before all newly deferred ones.
+4. Deferred connections get WAITING_S of each round. The rest of a read that exceeded its slice is also served in this
+   time. Connections with little recorded use alternate with busy ones, so that neither group starves the other. Of the
+   busy ones, the one with the least CPU time comes first. Used CPU time expires, also for waiting connections. After 2
+   s, a waiting connection comes before all newly deferred ones.
 5. A slice ends by wall time, because other connections wait that long. Usage counts as CPU time, which costs 0.5 us
    more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall time
    counted, a cheap client would be deferred for seconds.
 
-A client with few requests thus waits for one round and one request at most, whatever the others do. The cost of a
-request is only known afterwards. Many connections that were cheap can together exceed the limit once.
+A client with few requests thus waits for one round and one request at most, regardless of the other clients. The cost
+of a request is only known afterwards. Many connections that were cheap until then can together exceed the limit once.
 
 Decision record: docs/decisions/fair-scheduling.md.
 """
@@ -53,7 +53,7 @@ WAITING_S = 0.01
 #: 50 small messages per second uses a third of this share.
 CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
-#: A connection with no longer slice than this is cheap, whatever its share is. In seconds.
+#: If the recorded longest slice of a connection is at most this, it is cheap, regardless of its share. In seconds.
 SHORT_SLICE_S = 0.001
 #: Each further slice multiplies the recorded longest slice of a connection by this factor.
 SLICE_DECAY = 7 / 8

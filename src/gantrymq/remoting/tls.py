@@ -32,7 +32,7 @@ class TlsMode(Enum):
 
 
 class ClientAuth(Enum):
-    """Whether a client must present a certificate. A presented one is always verified, in Java only on request."""
+    """Whether a client must present a certificate. If presented, it is verified (in Java only on request)."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -149,7 +149,7 @@ def limit_context(context: tls.SSLContext, config: TlsConfig) -> None:
 
 
 def _limit_ciphers(context: tls.SSLContext, names: dict[str, str], protocols: set[str]) -> set[str]:
-    """Limits a context to ciphers. Returns the versions that have one of them. Raises ConfigError.
+    """Limits a context to ciphers. Returns the TLS versions that have any of these. Raises ConfigError.
 
     `names` maps OpenSSL's names to those in the configuration.
     """
@@ -195,7 +195,7 @@ def _openssl_name(name: str) -> str:
 
 
 def _certificate_keys(config: TlsConfig, side: str) -> tuple[str, str, str]:
-    """Returns the configuration keys of the certificate, its private key and the password. The proxy has its own."""
+    """Returns the configuration keys of the certificate, its private key and the password. The proxy has other keys."""
     keys = {each.name: property_key(each) for each in fields(config)}
     return keys[f"tls_{side}_cert_path"], keys[f"tls_{side}_key_path"], keys[f"tls_{side}_key_password"]
 

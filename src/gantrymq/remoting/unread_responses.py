@@ -1,11 +1,12 @@
 """Limits the memory for unread responses of all connections of a server.
 
-If a peer does not read, its write buffer fills, and the server then stops reading from it. By then the buffer has 1 MiB
-and one more response. With only that limit, 300 peers that request large responses and read nothing hold 277 MiB.
+If a peer does not read, its write buffer fills, and the server then stops reading from it. At this time, the buffer has
+1 MiB and one more response. Without another limit, 300 peers that request large responses and read nothing would use
+277 MiB.
 
 Rules:
 1. If full write buffers exceed half of the limit, `is_much` is true. Bulk reads then return smaller responses.
-2. If they exceed the limit, connections are closed whose peers have read nothing for STALLED_S.
+2. If they exceed the limit, the server closes connections whose peers have read nothing for STALLED_S.
 3. If they exceed twice the limit, any of these connections are closed, the longest inactive first.
 
 Decision record: docs/decisions/fair-scheduling.md.
@@ -81,7 +82,7 @@ class UnreadResponses:
             known = self._full[writer] = _Full(0, self._clock())
         self._measure(writer, known)
         if self.held > self._limit:
-            # Not here: the transport is in the middle of a write.
+            # Later, because the transport is in the middle of a write.
             self._job.wake()
 
     def taken(self, writer: Writer) -> None:

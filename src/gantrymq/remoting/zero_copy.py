@@ -13,7 +13,7 @@ SMALL_READ = 64 * 1024
 class ZeroCopyBody(asyncio.BufferedProtocol):
     """Passes events from a transport to `connection`, which must be created with `new_buffer`.
 
-    It is a separate class because uvloop and asyncio treat a subclass of Protocol as one that receives bytes objects.
+    This is a separate class because uvloop and asyncio pass bytes objects to every subclass of Protocol.
     """
 
     def __init__(self, connection: Connection) -> None:

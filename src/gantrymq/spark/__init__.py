@@ -6,7 +6,7 @@
     register(spark)
     spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "orders").load()
 
-Open `datasource.py` first; `options.py` has the options that only Spark has, and `arrow/options.py` the others.
+Open `datasource.py` first; `options.py` has the options of Spark only, and `arrow/options.py` all others.
 
 - Spark's interfaces: `reader.py` and `writer.py`. `conditions.py` converts the conditions of a query.
 - Planning, pulls, decoding and sending: the package `gantrymq.arrow`, which needs no Spark. It also has the columns.

@@ -65,7 +65,7 @@ class RocketMQDataSource(DataSource):
 
 
 class RocketMQPushdownDataSource(RocketMQDataSource):
-    """A RocketMQDataSource for sessions in which Spark pushes the conditions of a query down to Python data sources."""
+    """A RocketMQDataSource for sessions with filter pushdown to Python data sources."""
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
@@ -76,9 +76,9 @@ def register(spark: SparkSession) -> None:
     """Registers `format("rocketmq")` and `format("rocketmq-store")` with a session.
 
     If spark.sql.python.filterPushdown.enabled is on before this call, conditions on topic, brokerName, queueId,
-    queueOffset, storeTimestamp and tags reduce the messages that a query reads (Spark 4.1 and later). It is off by
-    default: Spark keeps the conditions of a DataFrame's first query, so that later queries of the DataFrame lack rows.
-    If it is off, Spark rejects readers that support such conditions.
+    queueOffset, storeTimestamp and tags reduce the messages that a query reads (Spark 4.1 and later). The setting is
+    off by default: Spark keeps the conditions of a DataFrame's first query, so that later queries of the DataFrame lack
+    rows. While it is off, Spark rejects readers that support such conditions.
     """
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)

@@ -48,7 +48,7 @@ class HalfMessages(NamedTuple):
 class HalfSender(RowSender):
     """Sends the rows of a task as half messages.
 
-    `halves` has the messages that were sent in batches, `alone` those that were sent one by one.
+    `halves` has the messages that were sent in batches, and `alone` the messages that were sent one by one.
     """
 
     def __init__(self, cluster: ClusterClient, partition: int, timeout_s: int) -> None:
@@ -96,7 +96,7 @@ class HalfSender(RowSender):
         except BrokerError as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            # A batch of one message can also be rejected for its size.
+            # A broker can also reject a batch of one message because of its size.
             if request.messages > 1:
                 log.info("broker %s rejects batches of half messages: sending them one by one", latest.broker_name)
                 self._others.add(latest.broker_name)
@@ -136,11 +136,11 @@ async def end_transaction(
 ) -> None:
     """Commits or rolls back half messages, on all brokers concurrently, and in order for each queue.
 
-    If a broker fails, the function completes on the other brokers, then raises the first error, and logs further ones.
-    `verdict` is TRANSACTION_COMMIT or TRANSACTION_ROLLBACK of `protocol.sys_flag`.
+    If a broker fails, the function completes on the other brokers, then raises the first error, and logs further
+    errors. `verdict` is TRANSACTION_COMMIT or TRANSACTION_ROLLBACK of `protocol.sys_flag`.
     """
     for topic in {each.queue.topic for each in (*halves, *alone)}:
-        # Called to cache the addresses of the brokers.
+        # This call caches the addresses of the brokers.
         await cluster.write_queues(topic)
     by_broker: dict[str, list[HalfMessages]] = {}
     for each in halves:
@@ -205,7 +205,7 @@ async def _end_one_by_one(cluster: ClusterClient, halves: Sequence[HalfMessages]
                 ),
             )
             if offset + 1 < half_offset + count:
-                # The next half message directly follows in the commit log.
+                # The next half message follows directly in the commit log.
                 view = RemotingCommand.request(
                     RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset)
                 )

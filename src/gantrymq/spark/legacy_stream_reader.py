@@ -8,7 +8,8 @@ The API of these versions passes neither the position of a stream nor limits to 
 | restarted | partitions(position, position), latestOffset, partitions(position, latest), ... |
 | either with AvailableNow | the same for one micro-batch, which may be an unfinished one |
 
-So the reader takes the position from the calls of `partitions`. Before the first such call, it is the initial offset.
+The reader therefore takes the position from the calls of `partitions`. Before the first such call, the position is the
+initial offset.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LegacyStreamReader(DataSourceStreamReader):
         self._has_warned = False
 
     def initialOffset(self) -> Offset:
-        # Cached, because `latest` would be another position in a second call.
+        # Cached, because `latest` would be another position in a later call.
         if self._initial is None:
             self._initial = self._reader.initialOffset()
         return self._initial

@@ -3,8 +3,8 @@
     with watch_queries(spark, metrics_port=9464, name_server="127.0.0.1:9876", topic="spark-progress"):
         query.awaitTermination()
 
-OpenTelemetry's collector can scrape the metrics with its Prometheus receiver. They include every streaming query of the
-session, even if it doesn't read or write topics.
+OpenTelemetry's collector can scrape the metrics with its Prometheus receiver. The metrics include every streaming query
+of the session, even a query that doesn't read or write topics.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def watch_queries(
             producer = stack.enter_context(SyncProducer(Producer(name_server, _GROUP)))
         listener = _Listener(metrics, producer, topic or "")
         spark.streams.addListener(listener)
-        # Pushed last, so that it is removed first: Spark doesn't call it while the server and the producer close.
+        # Pushed last, and therefore removed first, so that Spark doesn't call the listener while the server and the
+        # producer close.
         stack.callback(lambda: spark.streams.removeListener(listener))
         return QueryWatch(stack.pop_all(), port)
 

@@ -9,7 +9,7 @@ from gantrymq.errors import ConfigError
 
 #: Spark adds these to the options of a query.
 _SPARKS_OWN = ("checkpointlocation", "queryname")
-#: Spark passes this property of a table to the source if CREATE TABLE names no columns, and to no other query.
+#: Spark passes this property of a table to the source only if CREATE TABLE names no columns.
 _TABLE_PROPERTY = "provider"
 _TABLE_REMEDY = (
     "Spark drops the OPTIONS of tables: use CREATE TEMPORARY VIEW ... USING ... OPTIONS (...), or create the table "
@@ -33,5 +33,5 @@ class QueryValues(Values):
         super().__init__(own, known, action, elsewhere)
 
     def _hint(self) -> str:
-        """Returns the remedy for queries of a table. Only these have no options at all."""
+        """Returns the remedy for queries of a table, which are the only queries without any option."""
         return "" if self._values else f". {_TABLE_REMEDY}"

@@ -14,7 +14,7 @@ from gantrymq.spark.bodies.body_format import BODY_OPTIONS, BodyOptions
 from gantrymq.spark.bodies.encoding import AUTO_REGISTER, BodyEncoding
 from gantrymq.spark.option_values import QueryValues
 
-#: Selects the columns of a read that has no schema of its own.
+#: The option with the columns of a read without a schema.
 COLUMNS = "columns"
 READ_OPTIONS = (*arrow_options.READ_OPTIONS, COLUMNS, *BODY_OPTIONS)
 WRITE_OPTIONS = (*arrow_options.WRITE_OPTIONS, *BODY_OPTIONS, AUTO_REGISTER)
@@ -39,7 +39,7 @@ class ReadOptions(arrow_options.ReadOptions):
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
         """Parses the options of a stream (`streaming` True), of a batch (False) or of either (None).
 
-        Raises ConfigError for an unknown or invalid option, and for one that this kind of read does not have.
+        Raises ConfigError for an unknown or invalid option, and for an option that this kind of read does not have.
         """
         values = QueryValues(options, READ_OPTIONS, "read", WRITE_OPTIONS)
         parsed = cls.of(values, streaming=streaming)
@@ -63,7 +63,7 @@ class WriteOptions(arrow_options.WriteOptions):
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> WriteOptions:
         """Parses the options of a stream (`streaming` True), of a batch (False) or of either (None).
 
-        Raises ConfigError for an unknown or invalid option, and for one that this kind of write does not have.
+        Raises ConfigError for an unknown or invalid option, and for an option that this kind of write does not have.
         """
         values = QueryValues(options, WRITE_OPTIONS, "write", READ_OPTIONS)
         parsed = cls.of(values, streaming=streaming)

@@ -14,7 +14,7 @@ from gantrymq.arrow.stream_position import StreamPosition
 from gantrymq.errors import ConfigError
 from gantrymq.metrics import Kind, Metric
 
-#: The number of ended queries for which metrics are kept.
+#: Largest number of ended queries whose metrics are kept.
 MOST_ENDED = 100
 
 
@@ -80,7 +80,7 @@ class QueryMetrics:
             if query is not None:
                 query.is_running = False
                 query.failures += failed
-                # Reinserted, so that the dictionary has ended queries in the order of their ends.
+                # Reinserts the query, so that the dictionary has ended queries in the order of their ends.
                 self._queries[query_id] = query
             ended = [key for key, of_key in self._queries.items() if not of_key.is_running]
             for key in ended[:-MOST_ENDED]:
@@ -116,7 +116,7 @@ def left_of(source: Mapping[str, Any]) -> dict[str, int]:
 def _decoded(offset: object) -> dict[str, Any]:
     """Decodes an offset of a progress, which is an object or its JSON text.
 
-    Raises ConfigError if it is missing, and ValueError for invalid JSON.
+    Raises ConfigError for a missing offset, and ValueError for invalid JSON.
     """
     value = json.loads(offset) if isinstance(offset, str) else offset
     if not isinstance(value, dict):

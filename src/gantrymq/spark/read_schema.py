@@ -23,11 +23,11 @@ def default_schema(
     body: BodyOptions | None = None,
     columns: Sequence[str] = (),
 ) -> StructType | str:
-    """Returns the schema of a read if the query specifies none. `columns` selects columns; empty for the default ones.
+    """Returns the schema of a read if the query has none. `columns` selects columns; empty means the default.
 
-    It is DDL if the options have DDL, because only Spark can parse it. With a `body`, the column `value` replaces the
-    column `body`. If `include_body_error` is true, the schema has both. Raises ConfigError for an invalid body schema,
-    and for an unknown column.
+    The schema is DDL if the options have DDL, which only Spark can parse. With a `body`, the column `value` replaces
+    the column `body`. If `include_body_error` is true, the schema has both. Raises ConfigError for an invalid body
+    schema, and for an unknown column.
     """
     is_included = {
         PROPERTIES: include_properties,
@@ -103,6 +103,6 @@ def arrow_schema(
         raise ConfigError("a rocketmq read needs at least one column")
     columns = to_arrow_schema(StructType(fields))
     if body is not None and VALUE in columns.names:
-        # Called for its check: it raises an error on the driver if the format doesn't support the type.
+        # Called for its check, which raises an error on the driver if the format doesn't support the type.
         body.decoder(columns.field(VALUE).type)
     return columns

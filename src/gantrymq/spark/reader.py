@@ -151,7 +151,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = StreamPosition.from_json(start)
         if start != self._initial:
-            # Spark plans a batch when the previous one is done, but calls `commit` one batch late.
+            # Spark plans a batch when the previous batch is done, but calls `commit` one batch late.
             self._commit(position.ends)
         # Not on each call: Spark polls an idle stream every few milliseconds.
         check_all = time.monotonic() >= self._check_at
@@ -214,7 +214,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_partitions(starts, ends, self._options, sizes)
 
     def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
-        """Adds the queues to `target` whose brokers were down when it was set, so that the run reads the whole stream.
+        """Adds queues whose brokers were down when `target` was set, so that the run reads the whole stream.
 
         Raises BrokersAway.
         """
@@ -319,7 +319,7 @@ def read_partition(
     partition: InputPartition, options: ReadOptions, columns: pa.Schema, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a partition."""
-    # If a read has no partitions, Spark passes a partition of its own.
+    # If a read has no partitions, Spark passes a partition of another class.
     if isinstance(partition, RangesPartition):
         tune_worker_memory()
         for rows in read_ranges(partition.ranges, options, columns):

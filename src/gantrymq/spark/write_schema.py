@@ -36,5 +36,5 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
 
 
 def _same_kind(given: DataType, wanted: DataType) -> bool:
-    """Whether the types are the same, regardless of their nullability."""
+    """Whether the types are the same, regardless of nullability."""
     return given.simpleString() == wanted.simpleString()

@@ -1,8 +1,8 @@
 """Writers: implementations of Spark's interfaces that send rows of a batch or of a stream as messages.
 
 Every row is stored at least once. A repeated task sends its rows again. If Spark computes the same rows in the same
-order, they have the same property GANTRY_ID. A reader can use it to drop duplicates. With exactlyOnce, brokers drop
-them.
+order, they have the same property GANTRY_ID. A reader can drop duplicates by this property. With exactlyOnce, brokers
+drop them.
 
 A transactional write stores half messages, which no consumer receives. The driver commits them after all tasks have
 ended. docs/spark/exactly-once.md describes the guarantees.
@@ -56,7 +56,7 @@ class RocketMQBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Set on the driver, so that it is the same in each attempt of a task.
+        # Set on the driver, so that all attempts of a task have the same value.
         name, number = options.transaction_of or (uuid.uuid4().hex, 0)
         self._write_id = f"{name}-{number}"
         self._queues = _queues(options)
@@ -80,11 +80,12 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = _task_context()
-        # The checkpoint has the id of the query, so it is the same after a restart.
+        # The id of the query is in the checkpoint, so it is the same after a restart.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # Without them, brokers would drop the rows of each micro-batch as duplicates of the first one.
+            # Without the numbers, brokers would drop the rows of each micro-batch as duplicates of the first
+            # micro-batch.
             raise ClientError(
                 "Spark hasn't set the id of the query and of the micro-batch: its rows have no unique ids"
             )
@@ -163,7 +164,7 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
     if not sent:
         return
     # Brokers check a transaction that is open for longer, and discard its half messages if no producer responds. A
-    # commit that has begun is completed, however long it takes.
+    # commit that has begun is always completed.
     age_s = time.time() - min(message.started_at for message in sent)
     if age_s > options.transaction_timeout_s:
         _abort(messages, options)

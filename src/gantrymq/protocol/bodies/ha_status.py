@@ -13,7 +13,7 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 class HaConnectionStatus(msgspec.Struct, rename="camel"):
     """A master's data about one slave. `broker_id` and `behind_millis` are -1 from Java's brokers.
 
-    `behind_millis` is the age of the oldest message that the slave lacks, in ms, or 0 if it has all.
+    `behind_millis` is the age of the oldest message that the slave lacks, in ms; 0 if the slave has all messages.
     """
 
     addr: str = ""
@@ -29,8 +29,8 @@ class HaConnectionStatus(msgspec.Struct, rename="camel"):
 class HaClientStatus(msgspec.Struct, rename="camel"):
     """A slave's data about itself. `master_addr` is the master's replication address.
 
-    `refusal` is the reason why the slave does not follow its master. It is "" if it does, if the master is unreachable,
-    or if the broker is Java's.
+    `refusal` is the reason why the slave does not follow its master. The reason is "" if the slave follows, if the
+    master is unreachable, or if the broker is Java's.
     """
 
     master_addr: str = ""

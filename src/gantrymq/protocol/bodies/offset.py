@@ -48,7 +48,7 @@ class ResetOffsetBody:
         return finish(self.encode_in_steps())
 
     def encode_in_steps(self) -> Generator[None, None, bytes]:
-        """Like `encode`, but in steps, because a topic may have 65,536 queues."""
+        """Works like `encode`, but in steps, because a topic may have 65,536 queues."""
         return encode_json(_OffsetTableOut((yield from encode_queue_map_in_steps(self.offset_table))))
 
     def encode_for_c(self) -> bytes:
@@ -74,7 +74,7 @@ class _ConsumerStatusOut(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class ConsumerStatusBody:
-    """A client's offsets by queue (response to 221), or those of all clients by client id (response to 223)."""
+    """One client's offsets by queue (response to 221), or all clients' offsets by client id (response to 223)."""
 
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)

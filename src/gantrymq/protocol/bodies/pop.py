@@ -26,14 +26,14 @@ MODE_POP = "POP"
 #: Identifies the checkpoint of an acknowledgement: topic, group, queue id, start offset, pop time, broker name.
 PopKey = tuple[str, str, int, int, int, str]
 
-#: Most messages of a pop, because a checkpoint has one bit per message.
+#: Largest number of messages of a pop, because a checkpoint has one bit per message.
 MAX_MESSAGES = 32
-#: Most bits in a client's BitSet. With a filter, the messages of a pop can have distant offsets.
+#: Largest number of bits in a client's BitSet. With a filter, the offsets of a pop's messages can be far apart.
 _MAX_BITS = 1 << 20
 
 
 class Checkpoint(msgspec.Struct, omit_defaults=True):
-    """The messages that one pop returned from one queue: those at `start_offset + diffs`. Times are in ms.
+    """The messages at `start_offset + diffs`, which one pop returned from one queue. Times are in ms.
 
     - Bit i of `bit_map` is set if the i-th message is acknowledged.
     - `reput_times` counts how often the checkpoint was rewritten because a redelivery failed.
@@ -101,7 +101,7 @@ class BatchAck(msgspec.Struct):
     bits: bytes = msgspec.field(name="b", default=b"")
 
     def offsets(self) -> Iterator[int]:
-        """Yields the queue offsets of the acknowledged messages. Raises BodyError for more than a pop can have."""
+        """Yields the queue offsets of the acknowledged messages. Raises BodyError for more than one pop's."""
         bits = int.from_bytes(self.bits[: _MAX_BITS // 8], "little")
         if bits.bit_count() > MAX_MESSAGES:
             raise BodyError(f"{bits.bit_count()} messages of one pop: it has at most {MAX_MESSAGES}")
@@ -155,6 +155,6 @@ class QueueAssignment(msgspec.Struct, rename="camel"):
 
 
 class QueryAssignmentResponseBody(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The response to QUERY_ASSIGNMENT (400). If it has no assignments, the client keeps its current ones."""
+    """The response to QUERY_ASSIGNMENT (400). Without assignments, the client keeps its current queues."""
 
     message_queue_assignments: list[QueueAssignment] | None = None

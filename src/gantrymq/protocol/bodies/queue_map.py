@@ -2,8 +2,8 @@
 
     {{"brokerName":"b","queueId":0,"topic":"t"}:{...}}
 
-This is not valid JSON, but Java accepts no other form: it rejects quoted keys (fastjson2 2.0.59). A body with such a
-map contains it as `msgspec.Raw` when encoded. When decoded, the keys are strings with the object's text.
+This is not valid JSON, but Java accepts no other form: it rejects quoted keys (fastjson2 2.0.59). A body to encode
+contains such a map as `msgspec.Raw`. In a decoded body, the keys are strings with the object's text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gantrymq.protocol.steps import finish
 
 T = TypeVar("T")
 
-# As in `fastjson`, an unterminated string is matched, too, so that no quote is tried twice.
+# As in `fastjson`, this also matches an unterminated string, so that no quote is tried twice.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\],:]', re.DOTALL)
 #: What follows next in an open bracket.
 _ARRAY, _KEY_NEXT, _VALUE_NEXT = range(3)
 #: Number of entries encoded per step.
 _STEP = 500
-#: Deepest nesting. RocketMQ's bodies stay below it.
+#: Deepest accepted nesting, which RocketMQ's bodies never reach.
 _MAX_DEPTH = 100
 
 
@@ -54,7 +54,7 @@ def encode_queue_map(table: Mapping[MessageQueue, Any]) -> msgspec.Raw:
 
 
 def encode_queue_map_in_steps(table: Mapping[MessageQueue, Any]) -> Generator[None, None, msgspec.Raw]:
-    """Like `encode_queue_map`, but in steps, because a topic may have 65,536 queues, which take 60 ms."""
+    """Works like `encode_queue_map`, but in steps, because the 65,536 queues of a large topic take 60 ms."""
     items = []
     for number, (queue, value) in enumerate(table.items(), 1):
         items.append(encode_json(QueueObject.of(queue)) + b":" + encode_json(value))
@@ -69,7 +69,7 @@ def decode_with_queue_maps(data: bytes, json_type: type[T]) -> T:
 
 
 def by_queue(table: Mapping[str, T]) -> dict[MessageQueue, T]:
-    """Converts a map of `decode_with_queue_maps` to one with MessageQueue keys. Raises BodyError."""
+    """Converts the keys of a map of `decode_with_queue_maps` to MessageQueue objects. Raises BodyError."""
     return {decode_json(key.encode(), QueueObject).queue: value for key, value in table.items()}
 
 

@@ -39,7 +39,7 @@ class OffsetWrapper(msgspec.Struct, rename="camel"):
 
 
 class TopicOffset(msgspec.Struct, rename="camel"):
-    """The offsets of a queue. `last_update_timestamp` is the store time of its last message, or 0 if it is empty."""
+    """The offsets of a queue. `last_update_timestamp` is the store time of its last message; 0 for an empty queue."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -218,7 +218,7 @@ class ConsumeQueueData(msgspec.Struct, rename="camel"):
 
 
 class QueryConsumeQueueResponseBody(msgspec.Struct, rename="camel"):
-    """The response to QUERY_CONSUME_QUEUE (321). Without a group in the request it has no subscription."""
+    """The response to QUERY_CONSUME_QUEUE (321). It has no subscription if the request has no group."""
 
     queue_data: list[ConsumeQueueData] = []
     max_queue_index: int = 0

@@ -65,7 +65,7 @@ class GroupForbidden(msgspec.Struct):
 
 
 class QuerySubscriptionResponseBody(msgspec.Struct, rename="camel"):
-    """The response to QUERY_SUBSCRIPTION_BY_CONSUMER (345). No subscription if the group has none or is not online."""
+    """The response to QUERY_SUBSCRIPTION_BY_CONSUMER (345). Empty if the group is offline or does not subscribe."""
 
     group: str
     topic: str

@@ -26,8 +26,8 @@ PERM_READ = 4
 PERM_WRITE = 2
 PERM_INHERIT = 1
 
-#: Largest registration, also after decompression, in bytes. It is the size of a frame. 100,000 topics take 16 MB of
-#: JSON, or 4 MB in the compact form that is compressed.
+#: Largest registration, also after decompression, in bytes: the size of a frame. 100,000 topics take 16 MB of JSON, or
+#: 4 MB in the compact form, before its compression.
 MAX_REGISTER_BODY = 16 * 1024 * 1024
 #: Largest topic with its attributes, and largest mapping of a static topic, in bytes.
 MAX_TOPIC_BYTES = 64 * 1024
@@ -123,7 +123,7 @@ def decode_register_body(data: bytes, *, compressed: bool, version: int) -> Regi
 
 
 def register_body_in_steps(data: bytes, *, compressed: bool, version: int) -> Generator[None, None, RegisterBrokerBody]:
-    """Runs `decode_register_body` in steps of about 1 ms. The first one can take 25 ms, for 16 MiB of JSON."""
+    """Runs `decode_register_body` in steps of about 1 ms. The first step can take 25 ms, for 16 MiB of JSON."""
     if len(data) > MAX_REGISTER_BODY:
         raise BodyError(f"registration of {len(data)} bytes: larger than {MAX_REGISTER_BODY} bytes")
     if version < VERSION_3_0_11:
@@ -140,7 +140,7 @@ def _decode_raw(data: bytes, raw_type: type[_Raw]) -> Generator[None, None, _Raw
     try:
         return msgspec.json.decode(data, type=raw_type, strict=False)
     except UNREADABLE_JSON:
-        # It may be fastjson's form, with unquoted numeric keys.
+        # The JSON may have fastjson's form, with unquoted numeric keys.
         pass
     quoted = yield from bare_keys_quoted_in_steps(data)
     try:

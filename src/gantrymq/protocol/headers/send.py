@@ -1,4 +1,4 @@
-"""Headers of requests that send a message, send a reply, or return a message for another attempt."""
+"""Headers of requests that send a message or a reply, or send a failed message back to the broker."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _logical(schema: dict[str, Any]) -> DataType | None:
 def without_other_logical_types(schema: Any) -> Any:
     """Returns the schema with only the logical types of the table above.
 
-    For others, such as UUIDs and times of day, fastavro returns values for which pyarrow has no column.
+    For other logical types, such as UUIDs and times of day, fastavro returns values for which pyarrow has no column.
     """
     if isinstance(schema, list):
         return [without_other_logical_types(branch) for branch in schema]

@@ -40,7 +40,7 @@ class BodyOptions:
     schema: bytes = b""
     message: str = ""
     registry: RegistryOptions | None = None
-    #: The id of the schema in the registry; 0 if it is from the options.
+    #: The id of the schema in the registry; 0 for a schema of the options.
     schema_id: int = 0
 
     @classmethod
@@ -70,7 +70,7 @@ class BodyOptions:
         schema_id = 0
         registry = RegistryOptions.parse(values, topics)
         if registry is not None:
-            # For json, only `column_type` needs the schema, and requests it.
+            # For json, `column_type` requests the schema, which nothing else needs.
             if body_format is not BodyFormat.JSON and not schema:
                 from gantrymq.spark.bodies.registered import schema_of_subject
 
@@ -112,7 +112,7 @@ class BodyOptions:
             raise ConfigError(f"the schema of bodies is neither DDL nor Spark's JSON of one: {e!r}") from e
 
     def type_of(self, asked: DataType | None) -> DataType:
-        """Returns the type of `value`. `asked` is its type in the schema of the query; None if it lacks the column."""
+        """Returns the type of `value`. `asked` is its type in the query's schema; None without this column."""
         if self.format is BodyFormat.JSON:
             return StringType() if asked is None else asked
         kind = self._kind_and_decode()[0]
@@ -129,7 +129,7 @@ class BodyOptions:
         return ValueDecoder(lambda body: decode(split(body)[1]), kind)
 
     def _kind_and_decode(self) -> tuple[DataType, DecodeBody]:
-        """Returns the type and the decoder, for all formats but json, where the schema determines the type."""
+        """Returns the type and the decoder, for the formats whose schema determines the type: all but json."""
         if self.format is BodyFormat.AVRO:
             from gantrymq.spark.bodies.avro_bodies import avro_bodies
 

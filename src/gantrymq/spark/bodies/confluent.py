@@ -11,7 +11,7 @@ from gantrymq.errors import CodecError
 
 MAGIC = 0
 _PREFIX = 5
-#: The deepest nesting of messages that is accepted. Files usually have a few levels.
+#: The deepest accepted nesting of messages. Files usually have a few levels.
 _MAX_INDEXES = 100
 
 

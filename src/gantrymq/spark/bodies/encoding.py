@@ -7,9 +7,9 @@
 | protobuf | by a message of a descriptor set; null fields are omitted |
 | string | UTF-8 |
 
-With a schema registry, bodies have the prefix of Confluent's serializers. A write whose options have a schema registers
-it during planning. If auto.register.schemas is false (default: true), the schema must already exist in the registry. A
-write without a schema uses the schema of the subject.
+With a schema registry, bodies have the prefix of Confluent's serializers. If the options of a write have a schema, the
+write registers this schema during planning. If auto.register.schemas is false (default: true), the schema must already
+exist in the registry. A write without a schema uses the schema of the subject.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class BodyEncoding:
     def parse(cls, values: Values, topic: str | None) -> BodyEncoding | None:
         """Parses the options; returns None without a bodyFormat.
 
-        With a registry, it registers or requests the schema. Raises ConfigError for invalid options, and ClientError if
+        With a registry, registers or requests the schema. Raises ConfigError for invalid options, and ClientError if
         the registry doesn't respond.
         """
         body = BodyOptions.parse(values, () if topic is None else (topic,))
@@ -156,7 +156,7 @@ def _converter(kind: pa.DataType, *, leaves_out_nulls: bool) -> Convert:
 def _check_type(given: DataType, wanted: DataType, path: str) -> None:
     """Raises ConfigError if the column type `given` doesn't fit the schema type `wanted`.
 
-    Missing fields are no error here, because they may have defaults. The encoder checks them.
+    Missing fields are no error here, because they may have defaults. The encoder checks for them.
     """
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         kinds = {field.name: field.dataType for field in wanted.fields}

@@ -29,7 +29,7 @@ from gantrymq.arrow.body_values import DecodeBody
 from gantrymq.codecs.json import JsonCodec
 from gantrymq.errors import CodecError, ConfigError
 
-#: Larger numbers would silently become infinite.
+#: Larger numbers would silently become infinity.
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SIMPLE: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (types.is_boolean, bool),
@@ -58,10 +58,10 @@ def json_decoder(kind: pa.DataType) -> DecodeBody:
 
 
 def _exact(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Returns a function that sets the decimals of a value to the scale of their type; None for a type without any.
+    """Returns a function that sets a value's decimals to the scale of their type; None for types without decimals.
 
-    The function raises CodecError for a decimal that doesn't fit. Without it, pyarrow misreads exponents below about
-    -57, and crashes at exponents of some millions.
+    The function raises CodecError for a decimal that doesn't fit. Without this function, pyarrow misreads exponents
+    below about -57, and crashes at exponents of some millions.
     """
     if types.is_decimal(kind):
         return _exact_decimal(kind)

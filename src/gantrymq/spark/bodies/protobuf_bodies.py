@@ -13,7 +13,8 @@
 | enum | string: the name, or the number of a value without a name |
 | string, bytes, bool, float, double | string, binary, boolean, float, double |
 
-If a message, an `optional` field or a field of a oneof is not set, it is null. Other fields then have their default.
+A message, an `optional` field or a field of a oneof is null if it is not set. An unset field of another kind has its
+default.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Loads schemas from a registry, with their references, and decodes bodies that begin with the id of their schema.
+"""Loads schemas and their references from a registry, and decodes bodies that begin with the id of their schema.
 
 - Avro: each body is decoded with its own schema, and resolved to the schema of the read (Avro's schema resolution).
-- Protobuf: bodies are decoded with the message of the read. If its file is from the registry, the file of each body is
-  used to check that the body is this message.
+- Protobuf: bodies are decoded as the message type of the read. If the file of this type is from the registry, each
+  body's own file is used to check that the body has this type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tupl
     """Returns the schema of the subject, and its id. For protobuf, the schema is a descriptor set.
 
     Raises:
-        ConfigError: The registry lacks the schema, it has another format, or an option is wrong.
+        ConfigError: The registry lacks the schema, the schema has another format, or an option is wrong.
         ClientError: The registry doesn't respond.
         CodecError: The schema is invalid.
     """
@@ -113,7 +113,7 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
 
 
 def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
-    """Returns a decoder for bodies that begin with the id of their schema. It returns values of the schema `reader`."""
+    """Returns a decoder for bodies that begin with the id of their schema. Decoded values have the schema `reader`."""
     from gantrymq.codecs.avro import AvroCodec
     from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
 
@@ -126,7 +126,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
             written_as = avro_schema(registry, found, f"schema {schema_id}")
             return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
         except CodecError as e:
-            # The error is cached, too, because a schema never changes.
+            # Caches the error, too, because a schema never changes.
             problem = f"schema {schema_id}, which the body names, can't be used: {e}"
 
         def refuse(body: bytes) -> Any:
@@ -214,7 +214,7 @@ def messages_of(file: Any) -> dict[tuple[int, ...], str]:
 
 
 def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
-    """Returns the file of a descriptor set that has the message, and the path of the message in it.
+    """Returns the file with the message in a descriptor set, and the path of the message in this file.
 
     Raises ConfigError if no file has it.
     """
@@ -228,7 +228,7 @@ def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def only_message(descriptors: bytes) -> str:
-    """Returns the only message of the last file in a descriptor set. Raises ConfigError if there are several."""
+    """Returns the only message of the last file in a descriptor set. Raises ConfigError for several messages."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]

@@ -1,8 +1,8 @@
 """`SchemaRegistry`: a client of registries with Confluent's REST interface (Confluent, Karapace, Apicurio's ccompat).
 
 The schema of an id never changes, so a process caches it. If the registry is unreachable, requests are repeated until
-retryTimeoutMs. Then the read or write fails, and bodies do not count as corrupt. `UnknownIds` limits the requests for
-ids that the registry doesn't have.
+retryTimeoutMs. Then the read or write fails; it does not treat the bodies as corrupt. `UnknownIds` limits the requests
+for ids that the registry doesn't have.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
-#: The most schemas that a process caches. A worker usually needs a few.
+#: Largest number of schemas that a process caches. A worker usually needs a few.
 MAX_CACHED = 1000
-#: The time for which an id counts as unknown, in seconds. Then it is requested again, as it may be registered later.
+#: The time for which an id counts as unknown, in seconds. The id may be registered later, so it is then requested
+#: again.
 UNKNOWN_FOR_S = 60.0
-#: The number of unknown ids that can be requested without a pause, and the pause after each further one, in seconds.
+#: The number of unknown ids that can be requested without a pause, and the pause after each further id, in seconds.
 FREE_MISSES = 100
 MISS_PAUSE_S = 0.1
-#: HTTP statuses that are retried: too many requests, and those of servers and proxies that are starting or overloaded.
+#: HTTP statuses after which a request is retried: too many requests, and a server or proxy that is starting or
+#: overloaded.
 _PASSING = (429, 500, 502, 503, 504)
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A schema that another one refers to by `name`, and its location in the registry."""
+    """A schema to which another schema refers by `name`, and its location in the registry."""
 
     name: str
     subject: str
@@ -55,7 +57,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True, rename={"kind": "schemaType", "text": "schema"}):
-    """A schema from the registry. If a response has no type, it is Avro. Responses to a request by id have no `id`."""
+    """A schema from the registry. Without a type, the schema is Avro. Responses to a request by id have no `id`."""
 
     text: str
     kind: str = "AVRO"
@@ -74,9 +76,9 @@ class _Problem(msgspec.Struct):
 class UnknownIds:
     """Limits the requests for ids that the registry doesn't have. Times are in seconds.
 
-    Corrupt bodies can have any ids. FREE_MISSES requests for unknown ids are free. Then a pause of MISS_PAUSE_S follows
-    each one, during which no id outside the cache is requested. The pause begins with the response, so that a slow
-    registry doesn't delay a task for long. This also limits the ids in memory to about 700.
+    Corrupt bodies can have any ids. FREE_MISSES requests for unknown ids are free. After each further such request, no
+    id outside the cache is requested for MISS_PAUSE_S. The pause begins with the response, so that a slow registry
+    doesn't delay a task for long. This also limits the ids in memory to about 700.
     """
 
     def __init__(self) -> None:
@@ -93,7 +95,7 @@ class UnknownIds:
         return self._until.get(schema_id, now) > now
 
     def may_request(self, now: float) -> bool:
-        """Whether a further id can be requested that the registry may lack."""
+        """Whether another id that the registry may lack can be requested."""
         return self._free > 0 or now >= self._missed_at + MISS_PAUSE_S
 
     def add(self, schema_id: int, now: float) -> None:
@@ -177,7 +179,7 @@ class SchemaRegistry:
         return found if again is None else again
 
     def id_of(self, subject: str, schema: RegisteredSchema, *, register: bool) -> int:
-        """Returns the id of a schema under `subject`. If `register` is true, it registers a schema that doesn't exist.
+        """Returns the id of a schema under `subject`. If `register` is true, registers a missing schema.
 
         Raises ConfigError if the schema doesn't exist and `register` is false.
         """
@@ -255,7 +257,7 @@ class SchemaRegistry:
 
 
 def _innermost(error: BaseException) -> str:
-    """Returns the text of the innermost cause. Outer errors only have the fact that a connection failed."""
+    """Returns the text of the innermost cause. Outer errors only say that a connection failed."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
     return str(error) or type(error).__name__

@@ -38,8 +38,8 @@ class ResponseTooLarge(Exception):
 class RegistryHttp:
     """The connections of one SchemaRegistry.
 
-    Requests run on their own event loop, so that a timeout can cancel one at any point. With a blocking socket, this is
-    not possible.
+    Requests run on a separate event loop, where a timeout can cancel a request at any point, unlike with a blocking
+    socket.
     """
 
     def __init__(self, options: RegistryOptions) -> None:
@@ -59,7 +59,7 @@ class RegistryHttp:
         self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
         self._loop = LoopThread("schema registry")
         self._loop.start()
-        # A finalizer, because no caller closes the decoder of a task: it is garbage collected.
+        # A finalizer, because no caller closes the decoder of a task, which is garbage collected.
         self.close = weakref.finalize(self, _end, self._loop, self._client)
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:

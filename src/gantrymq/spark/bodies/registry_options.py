@@ -81,7 +81,7 @@ class RegistryOptions:
         )
 
     def required_subject(self) -> str:
-        """Returns the subject. Raises ConfigError if there is none and the query doesn't have exactly one topic."""
+        """Returns the subject. Raises ConfigError without a subject, unless the query has exactly one topic."""
         if self.subject is None:
             raise ConfigError(
                 f"option {SUBJECT}, a name in the registry, is required unless the query has exactly one topic"

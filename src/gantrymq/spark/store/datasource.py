@@ -1,7 +1,7 @@
 """`RocketMQStoreDataSource` implements `format("rocketmq-store")`, which reads the files of a broker as a table.
 
-It sends no requests to the broker. It writes nothing and takes no lock, so the broker may be running. A read has the
-messages that are in the log during planning. If retention deletes a file before a task reads it, the task fails.
+The source sends no requests to the broker, writes nothing and takes no lock, so the broker may be running. A read has
+the messages that are in the log during planning. If retention deletes a file before a task reads it, the task fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RocketMQStoreReader(DataSourceReader):
         return [LogPartition(part) for part in plan(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # If a read has no partitions, Spark passes a partition of its own.
+        # If a read has no partitions, Spark passes a partition of another class.
         if isinstance(partition, LogPartition):
             tune_worker_memory()
             for rows in read_range(partition.part, self._options, self._columns):
