@@ -1,4 +1,5 @@
-"""Waits until the commit log is on disk. Files of progress must not be written before the records that they count."""
+"""Waits until the commit log is on disk. A file with progress must not reach the disk before the records that it
+counts."""
 
 from __future__ import annotations
 
