@@ -1,5 +1,4 @@
-"""Waits until the commit log is on disk. A file with progress must not reach the disk before the records that it
-counts."""
+"""Waits until the commit log is on disk. Files with progress are written after the records that they count."""
 
 from __future__ import annotations
 

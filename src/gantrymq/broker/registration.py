@@ -95,8 +95,7 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Registers at once, then every `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S for the
-        first registration."""
+        """Starts to register, each `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S."""
         self._is_started = True
         self._name_servers_changed()
         if self._config.broker_id < 0:
@@ -177,8 +176,7 @@ class Registration(Feature):
                 await self._unregister(address)
 
     def _connection_lost(self, address: str) -> None:
-        """Registers again soon, because a NameServer removes a broker when the connection is lost. Retries follow if it
-        is down."""
+        """Registers again soon: a NameServer removes a broker whose connection is lost. Retries follow after errors."""
         server = self._servers.get(address)
         if server is not None and server.is_registered:
             server.is_registered, server.everything = False, True

@@ -148,8 +148,7 @@ def properties_of(config: BrokerConfig) -> dict[str, str]:
 
 
 def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
-    """Raises ConfigError if a number is out of range. At the start of a broker, such a number is silently set to the
-    limit."""
+    """Raises ConfigError if a number is out of range. At start, such a number is silently set to the limit."""
     for key, value in changes.items():
         with suppress(ValueError):
             if (wanted := float(value)) != (bound := float(taken[key])):
@@ -158,8 +157,7 @@ def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copies every value that can change while the broker runs. A controller may have changed the role in the
-    meantime."""
+    """Copies every value that can change while the broker runs. A controller may have changed the role."""
     for field in fields(source):
         if property_key(field) not in READ_AT_START:
             setattr(target, field.name, getattr(source, field.name))

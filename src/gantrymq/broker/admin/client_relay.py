@@ -125,8 +125,7 @@ class ClientRelay(Feature):
     async def _statuses(
         self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
     ) -> RemotingCommand:
-        """Collects the offsets of all clients concurrently (Java: one by one). Omits clients that don't respond in
-        time."""
+        """Collects the clients' offsets concurrently (Java: one by one). Omits clients that don't respond in time."""
         body = ConsumerStatusBody()
         size = 0
         deadline = asyncio.get_running_loop().time() + STATUS_LIMIT_S

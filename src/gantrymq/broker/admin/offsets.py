@@ -162,8 +162,7 @@ class OffsetAdmin(Feature):
         return None
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the lowest offset of all groups for each queue, or Long.MAX_VALUE if it exceeds the offset of
-        `compareGroup`."""
+        """Returns each queue's lowest offset of all groups; Long.MAX_VALUE if it exceeds `compareGroup`'s offset."""
         return self._long_requests.run(connection, request, self._correction_in_steps(request))
 
     def _correction_in_steps(self, request: RemotingCommand) -> Steps:

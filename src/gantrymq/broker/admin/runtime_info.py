@@ -130,8 +130,7 @@ class RuntimeInfo(Feature):
 
     @property
     def _put_total(self) -> int:
-        """The number of messages stored since the start, without messages of system topics, as in Java's
-        `BrokerStats`."""
+        """The number of messages stored since the start, without system topics, as in Java's `BrokerStats`."""
         return self._stats.of("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC").total
 
     @property

@@ -108,8 +108,7 @@ class Appender:
         return self._escape_bridge is not None
 
     def escape_by(self, bridge: EscapeRoute | None) -> None:
-        """Makes `append_again` store messages on other brokers, through `bridge`. With None, it uses this broker's
-        store again."""
+        """Makes `append_again` store messages on other brokers, through `bridge`. None ends this."""
         self._escape_bridge = bridge
 
     def begin_escape(self, record: Record, queue: ConsumeQueue, properties: bytes, reconsume_times: int) -> None:

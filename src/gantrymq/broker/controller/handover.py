@@ -48,8 +48,7 @@ class Handover:
         await self._job.stop()
 
     async def _look(self) -> float | None:
-        """Has the controller elect another in-sync broker if nothing can be stored. On GantryError, the job runs again
-        later."""
+        """If nothing can be stored, has the controller elect another in-sync broker. Raises GantryError."""
         in_sync, trouble = self._in_sync.in_sync, self._store.trouble
         if in_sync is None or trouble is None:
             return None

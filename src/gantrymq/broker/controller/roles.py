@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 
 class BrokerSetState(NamedTuple):
-    """The state of a broker set, as reported by a controller. If it has no master, no broker can be elected at the
-    moment."""
+    """The state of a broker set, as reported by a controller. Without a master, no broker can be elected at present."""
 
     epoch: int
     master_id: int | None = None
@@ -18,8 +17,7 @@ class BrokerSetState(NamedTuple):
 
 
 class Role(NamedTuple):
-    """The master of an epoch and its host:port; both are None without a master. With epoch 0, no controller has
-    reported a role."""
+    """An epoch's master and its host:port, both None without a master. Epoch 0: no controller has reported a role."""
 
     epoch: int = 0
     master_id: int | None = None

@@ -88,8 +88,7 @@ class DeliveryJournal(Generic[E]):
             self._log_end = put.physical_offset + put.size
 
     def last(self) -> tuple[E, int] | None:
-        """Returns the newest entry, and how many of its sources are delivered or skipped. Returns None if there is no
-        entry.
+        """Returns the newest entry, and how many of its sources are delivered or skipped. None without an entry.
 
         Raises StoreError if the log can't be read.
         """

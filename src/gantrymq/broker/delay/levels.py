@@ -98,8 +98,7 @@ class DelayLevels(Feature):
             self._write_now()
 
     def _log_was_cut(self) -> None:
-        """Moves levels back after the log has lost its end. Messages whose copies were in the lost part are delivered
-        again."""
+        """Moves levels back after the log has lost its end. Repeats the deliveries that are lost."""
         try:
             delivered = self._journaled()
         except StoreError as e:

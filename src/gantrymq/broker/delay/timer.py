@@ -214,8 +214,7 @@ class Timer(Feature):
         return self.delivery.queue(), encode_properties(fields), tags_code
 
     def _check_congestion(self, slot_ms: int) -> None:
-        """Rejects messages at random if the slot is above the limit. The probability grows with the slot's size
-        (`isReject`)."""
+        """Rejects messages at random above the slot's limit, more of them in a fuller slot (`isReject`)."""
         limit = self._config.timer_congest_num_each_slot
         over = self.files.number_at(slot_ms) - limit
         if over > 0 and randomness.random() < over / limit:

@@ -64,8 +64,7 @@ _DeleteKey = tuple[str, bytes]
 
 
 def _delete_key(topic: str, key: str) -> _DeleteKey:
-    """Returns the delete key for a message. A long key, of up to 32 KiB, is replaced by a digest, because all keys of a
-    slot are in memory."""
+    """Returns the delete key for a message. Replaces long keys by digests: all keys of a slot are in memory."""
     encoded = key.encode()
     return intern(topic), encoded if len(encoded) <= _LONGEST_KEY else blake2b(encoded, digest_size=16).digest()
 
@@ -427,8 +426,7 @@ class TimerDelivery:
         log.error("the timer message at %d in the commit log is skipped: %s", physical_offset, why)
 
     def _blocked(self, error: GantryError) -> bool:
-        """Logs the first error of a store that can't be written. Always returns False, which the caller returns as
-        well."""
+        """Logs the first error of a store that can't be written. Returns False, which the caller returns as well."""
         if not self._is_blocked:
             log.error("timer messages wait until the store takes them: %s", error)
         self._is_blocked = True

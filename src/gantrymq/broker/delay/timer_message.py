@@ -19,8 +19,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def slot_time(fields: dict[str, str], config: StoreConfig, now_ms: int) -> int | None:
-    """Returns the start of the slot in which a message with these properties waits, in ms. Returns None if the message
-    is due already.
+    """Returns the start of the slot in which a message with these properties waits, in ms; None if it is due already.
 
     A slot is delivered after its end, so a message is never early. Raises RequestRefused if the delivery time is no
     number or too far ahead, or if a recall message is due already.
@@ -41,8 +40,7 @@ def slot_time(fields: dict[str, str], config: StoreConfig, now_ms: int) -> int |
 
 
 def _deliver_time(fields: dict[str, str], now_ms: int) -> int | None:
-    """Returns the delivery time that the properties set, in ms. Returns None if the time is missing or is not a
-    number."""
+    """Returns the delivery time that the properties set, in ms. None if the time is missing or not a number."""
     for name, unit_ms, start_ms in (
         (names.TIMER_DELAY_SEC, 1000, now_ms),
         (names.TIMER_DELAY_MS, 1, now_ms),

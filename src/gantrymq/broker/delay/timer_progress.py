@@ -27,8 +27,7 @@ class _TimerEntry(JournalEntry):
 
 
 class TimerProgress:
-    """The journal of one broker's timer, and its marks: one from the start, and one for each time the clock was set
-    back.
+    """The journal of one broker's timer, and the marks since the start: one, and one for each reset of the clock.
 
     Later progress is in the timer's files (`TimerStore`).
     """

@@ -94,8 +94,7 @@ class PopAcks:
         return self._long_requests.run(connection, request, self._ack_all(body))
 
     def _ack_all(self, body: BatchAckBody) -> Steps:
-        """Acknowledges all valid messages, then raises the first error of the other messages. The client may repeat the
-        request."""
+        """Acknowledges all valid messages, then raises the first error of the other messages. The client may retry."""
         problem: GantryError | None = None
         for batch in body.acks:
             try:

@@ -311,8 +311,7 @@ def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
 
 
 def _as_first_sent(buffer: bytes | memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
-    """Returns a record of a retry topic with two changes: it has the original topic, and its property POP_CK is the
-    receipt handle.
+    """Returns a retry topic's record, but with the original topic, and with the receipt handle in POP_CK.
 
     If the property does not fit, the record stays unchanged. Clients then build the handle from the name of the retry
     topic.

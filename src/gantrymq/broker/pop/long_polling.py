@@ -143,8 +143,7 @@ class PopLongPolling(Feature):
         self._answering.wake()
 
     def wake_in(self, key: QueueKey, seconds: float) -> None:
-        """Like `wake`, after a delay; the shortest delay counts. Has no effect if all requests expire before that
-        time."""
+        """Like `wake`, after a delay; the shortest delay counts. No effect if all requests expire earlier."""
         wait_queue = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
         if (
@@ -240,8 +239,7 @@ class PopLongPolling(Feature):
         return 0.0
 
     def _try(self, key: QueueKey) -> None:
-        """Tries the first request of a wait queue. If the request is done, the next request is tried after the other
-        wait queues."""
+        """Tries the first request of a wait queue. If it is done, its successor follows after other wait queues."""
         wait_queue = self._queues.get(key)
         if wait_queue is not None and wait_queue.waiters:
             waiter = next(iter(wait_queue.waiters))

@@ -105,8 +105,7 @@ class OrderlyPops:
     def is_blocked(
         self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time: int, now_ms: int
     ) -> bool:
-        """Returns True if the queue is blocked for a pop. It is not blocked for a repeated pop with the same attempt
-        id."""
+        """Returns True if the queue is blocked for a pop. A pop that repeats an attempt id is not blocked."""
         info = self.find(topic, group, queue_id)
         if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
             return False

@@ -66,8 +66,7 @@ class PopQueues:
             )
 
     def check_attempt_id(self, attempt_id: str | None) -> None:
-        """Raises RequestRefused if an attempt id is too long. The broker keeps the id in memory until the queue's next
-        pop."""
+        """Raises RequestRefused if an attempt id is too long. The id is in memory until the queue's next pop."""
         if attempt_id is not None and len(attempt_id) > _LONGEST_ATTEMPT_ID:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,

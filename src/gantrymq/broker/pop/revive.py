@@ -201,8 +201,7 @@ class PopRevive:
     # -- redelivery ---------------------------------------------------------------------------------------------
 
     def _revive(self, queue: ReviveQueue, waiting: WaitingPop) -> bool:
-        """Stores one unacknowledged message of a checkpoint again. Completes the checkpoint if all its messages are
-        acknowledged.
+        """Stores one unacknowledged message of a checkpoint again. If no message is left, completes the checkpoint.
 
         Returns False if the target topic is not on disk yet. A later call tries again.
         """

@@ -28,8 +28,7 @@ _IDLE_MS = 3000
 
 @dataclass(slots=True)
 class WaitingPop:
-    """A checkpoint that waits for its time. `offset` is the offset of its record; `acked` has a bit for each
-    message."""
+    """A checkpoint that waits for its time. `offset` is its record's offset; `acked` has a bit for each message."""
 
     checkpoint: Checkpoint
     offset: int
@@ -85,8 +84,7 @@ class ReviveQueue:
         self._waiting.setdefault(checkpoint.key, waiting)
 
     def take_ack(self, ack: Ack) -> None:
-        """Records an acknowledgement. Ignores it if its checkpoint is not in memory: the acknowledgement is late or
-        repeated."""
+        """Records an acknowledgement. Ignores a late or repeated one, whose checkpoint is not in memory."""
         waiting = self._waiting.get(ack.key)
         if waiting is None:
             return
@@ -96,8 +94,7 @@ class ReviveQueue:
                 waiting.acked |= 1 << places.index(offset)
 
     def read_to(self, offset: int, deliver_ms: int, now_ms: int) -> None:
-        """Sets `offset` as the next offset to read. `deliver_ms` is the delivery time of the last record that was
-        read."""
+        """Sets `offset` as the next offset to read. `deliver_ms` is the delivery time of the record before it."""
         self._read_ms = now_ms
         self._log_ms = max(self._log_ms, deliver_ms)
         if self._ahead is not None:

@@ -170,8 +170,7 @@ class PopService(Feature):
         self._log.keep_acks_by(None)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
-        """Ends long polls while another broker may be master. Clients poll again, and get errors while the doubt
-        lasts."""
+        """Ends long polls while another broker may be master. Clients poll again, and get errors meanwhile."""
         self._is_doubted = is_doubted
         for waiting in (self.waiting, self.waiting_notifications):
             if is_doubted:
@@ -247,8 +246,7 @@ class PopService(Feature):
                 waiting.wake((topic, group, line))
 
     def _write_down(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
-        """Writes a checkpoint that leaves the buffer to the revive log. On an acting master, redelivers the
-        checkpoint's messages instead.
+        """Writes a checkpoint from the buffer to the revive log. On an acting master, redelivers its messages instead.
 
         Raises GantryError or OSError. The buffer then calls this function again.
         """

@@ -111,8 +111,7 @@ class LongPolling(Feature):
         self._forget(queue)
 
     def message_arrived(self, queue: ConsumeQueue) -> None:
-        """Schedules the responses for the queue. Every stored message calls it, so it costs one look-up if no pull
-        waits."""
+        """Schedules the responses for the queue, after each stored message. Costs one look-up if no pull waits."""
         if queue in self._wanted:
             if not self._arrived:
                 self._loop.call_soon(self._answer)

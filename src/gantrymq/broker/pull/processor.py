@@ -148,8 +148,7 @@ class PullProcessor(Feature):
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
-        """Returns the SQL92 expression of a pull, or None for a filter by tags. An SQL92 expression takes long to
-        evaluate."""
+        """Returns the SQL92 expression of a pull, which takes long to evaluate, or None for a filter by tags."""
         if header.sys_flag & PULL_SUBSCRIPTION:
             return None if is_tag_type(header.expression_type) else header.subscription or ""
         return self._filters.sql_of_group(header.consumer_group, header.topic)
@@ -194,8 +193,7 @@ class PullProcessor(Feature):
         result: GetResult,
         group: SubscriptionGroupConfig,
     ) -> Reply:
-        """Returns the response. Holds the pull instead if no message was found and the pull may wait. Raises
-        RequestRefused."""
+        """Returns the response, or holds the pull if it found no message and may wait. Raises RequestRefused."""
         code = self._code(result, header)
         begin = self._offsets.topic_begin(header.topic)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:

@@ -75,8 +75,7 @@ class Replication(Feature):
         context.events.config_changed.subscribe(self._config_changed)
 
     def _config_changed(self) -> None:
-        """Updates the copy of the configuration that the master side uses. Its `ha_listen_port` stays the port in
-        use."""
+        """Updates the master side's copy of the configuration, except `ha_listen_port`, which is the port in use."""
         if self._master is not None:
             for field in fields(self._config.replication):
                 if field.name != "ha_listen_port":
@@ -277,8 +276,7 @@ class Replication(Feature):
             self.slave.leave(epoch)
 
     def master_reported(self, name_server: str, address: str | None, ha_address: str | None) -> None:
-        """Sets the master that a NameServer reports; None if the NameServer has no master. No effect in controller
-        mode."""
+        """Sets the master that a NameServer reports; None without a master. No effect in controller mode."""
         if self._config.enable_controller_mode:
             return
         before = self.following.address

@@ -400,8 +400,7 @@ def _listed_queues(request: RemotingCommand) -> str:
 
 @lru_cache(maxsize=1024)
 def _shared(text: str) -> str:
-    """Returns the same object for equal strings, to save memory. `sys.intern` of Python 3.12 never frees its
-    strings."""
+    """Returns one object for equal strings, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
     return text
 
 

@@ -121,8 +121,7 @@ class SendProcessor(Feature):
         self._begin_plain()
 
     def _topics_changed(self, names: Collection[str] = ()) -> None:
-        """Drops the cached headers, and the cached queues of these topics. Without names, drops the queues of all
-        topics."""
+        """Drops the cached headers, and the cached queues of these topics. No names mean all topics."""
         self._forget_plain()
         self._queues.topics_changed(names)
 

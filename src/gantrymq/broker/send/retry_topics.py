@@ -113,8 +113,7 @@ class RetryTopics(Feature):
     def dead_letter_queue_for(
         self, topic: str, reconsume_times: int, max_reconsume_times: int | None
     ) -> ConsumeQueue | None:
-        """Returns the dead-letter queue for a message without retries left. Returns None if the message may be
-        retried."""
+        """Returns the dead-letter queue for a message without retries left. None if it can be retried."""
         group = self._group(topic.removeprefix(RETRY_TOPIC_PREFIX))
         max_times = group.retry_max_times if max_reconsume_times is None else max_reconsume_times
         return self._dead_letter_queue(group) if reconsume_times > max_times else None

@@ -349,8 +349,7 @@ class MetadataSync(Feature):
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:
-    """Awaits `work` to its end, even if the caller is cancelled. Otherwise its thread could still write a file during
-    the next call."""
+    """Awaits `work` to its end even if the caller is cancelled: its thread must not write during the next call."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

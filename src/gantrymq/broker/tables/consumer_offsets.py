@@ -88,8 +88,7 @@ class ConsumerOffsets(Feature):
         return self._table.discards.is_of_deleted(topic, log_offset)
 
     def topic_begin(self, topic: str) -> int:
-        """Returns a physical offset before all records of this topic. The offset increases each time the topic is
-        deleted."""
+        """Returns a physical offset before all records of this topic. Each deletion of the topic increases it."""
         return self._table.discards.deleted_topics.get(topic, 0)
 
     def is_old_pop(self, group: str, topic: str, queue_id: int, log_offset: int) -> bool:

@@ -62,8 +62,7 @@ class ConsumerGroup(Generic[M]):
 
 @dataclass(slots=True)
 class _Memberships(Generic[M]):
-    """The groups of one connection, and its newest client id as a producer. As in Java, a producer can be found only by
-    its newest client id."""
+    """The groups of one connection, and its newest client id as a producer. As in Java, lookups find only this id."""
 
     last_heartbeat: float = 0.0
     consumers: dict[str, Client[M]] = field(default_factory=dict)
@@ -235,8 +234,7 @@ class GroupMembers(Generic[M]):
         return {group for group in stale if self._leave_consumers(group, client.member)}
 
     def expire(self, oldest: float, limit: int = sys.maxsize) -> tuple[set[str], list[M]]:
-        """Drops up to `limit` connections without a heartbeat after `oldest`. Returns (changed groups, members
-        dropped)."""
+        """Drops up to `limit` connections silent after `oldest`. Returns (changed groups, dropped members)."""
         silent: list[M] = []
         for member, mine in self._memberships.items():
             if len(silent) >= limit or mine.last_heartbeat >= oldest:

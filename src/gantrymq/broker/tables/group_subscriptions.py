@@ -52,8 +52,7 @@ class GroupSubscriptions(Generic[M]):
         self._others: dict[str, dict[M, SubscriptionData]] = {}
 
     def update(self, member: M, subscriptions: Iterable[SubscriptionData]) -> Update[M]:
-        """Computes the change by a member's heartbeat, for `apply`. The change removes topics that the heartbeat
-        lacks."""
+        """Computes the change by a member's heartbeat, for `apply`. It removes topics that the heartbeat lacks."""
         newest: dict[str, SubscriptionData] = {}
         for each in subscriptions:
             if each.topic not in newest or each.sub_version > newest[each.topic].sub_version:

@@ -54,8 +54,7 @@ class MessageFilters:
         self._filters = filters
 
     def of_expression(self, group: str, topic: str, expression: str, expression_type: str | None) -> MessageFilter:
-        """Returns the filter of a request's expression. Raises RequestRefused if it is invalid; Java returns all
-        messages."""
+        """Returns the filter of an expression. Raises RequestRefused if it is invalid; Java returns all messages."""
         if is_tag_type(expression_type):
             return tag_filter(expression)
         return self._sql_filter(group, topic, self._compile(expression, expression_type))

@@ -84,8 +84,7 @@ class BrokerTopics(Feature):
         return self._file.written()
 
     def is_written(self, topic: str) -> bool:
-        """Returns True if the topic's configuration is on disk. Otherwise a crash can make the topic's messages
-        inaccessible."""
+        """Returns True if a topic's configuration is on disk. If not, a crash can make the messages inaccessible."""
         if topic not in self.unwritten:
             return True
         written = self._file.written_changes

@@ -117,8 +117,7 @@ class TransactionCheck(TransactionStates):
     # -- half messages ------------------------------------------------------------------------------------------
 
     def _has_work(self, now_ms: int, end: int, can_check: CanCheck) -> Generator[list[CheckRequest], None, bool]:
-        """Returns True if a round up to half offset `end` has other work than copying waiting half messages. Runs in
-        steps."""
+        """Returns True if a round up to half offset `end` has work other than copying waiting half messages."""
         queue = half_queue(self._store)
         offset = self.ends.half_offset
         if end - offset > _MOST_WAITING:
@@ -181,8 +180,7 @@ class TransactionCheck(TransactionStates):
         return check_requests, self.ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
-        """Processes the half message of an open transaction. Returns False if this half message, and thus all later
-        ones, are too young."""
+        """Processes an open half message. Returns False if this one, and thus all later ones, are too young."""
         fields = decode_properties(record.properties)
         if self._appender.escapes:
             return self._give_away(record, fields)

@@ -95,8 +95,7 @@ class GivenUp:
     def add(self, first: int, offset: int) -> None:
         """Adds the half message that was first stored at `first`. `offset` is the offset of its record."""
         self._open[first] = offset
-        # Offsets ascend. If retention has deleted a record, it has also deleted the half message and its copies, which
-        # are older.
+        # Offsets ascend. If the log lacks a record, it also lacks the half message and its copies, which are older.
         queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
         begin = queue.min_offset if queue is not None else 0
         while self._open and self._open[oldest := next(iter(self._open))] < begin:

@@ -106,8 +106,7 @@ class OpMessageIndex:
         return op_offset is not None
 
     def _copied(self, start: int, end: int) -> list[int]:
-        """Returns the half messages from `start` to `end` - 1 that have copies. If one of them ends, its copies end
-        too."""
+        """Returns the half messages from `start` to `end` - 1 that have copies. A copy ends with its original."""
         if len(self._copies) < end - start:
             return [first for first in self._copies if start <= first < end]
         return [first for first in range(start, end) if first in self._copies]
