@@ -69,8 +69,7 @@ class Cleaner:
         return goes_on or bool(self.stale) or bool(self._trash)
 
     def _delete_log(self, now_ms: int) -> bool:
-        """Deletes the oldest log file if it expired. Returns whether another may follow. Raises OSError or
-        StoreError."""
+        """Deletes the oldest log file if it expired. Returns whether more may follow. Raises OSError or StoreError."""
         config = self._config
         used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
