@@ -58,6 +58,6 @@ class Collector:
             # Counting takes 10 ns per object, so it is done only near the limit.
             self._frozen = gc.get_freeze_count()
             if self._frozen > self._limit:
-                # The next full collection does it, and comes soon. A callback cannot start one.
+                # The next full collection, which comes soon, frees the cycles. A callback cannot start a collection.
                 gc.unfreeze()
                 self._is_whole_next = True

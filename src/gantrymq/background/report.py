@@ -54,7 +54,7 @@ class JobReport:
         *,
         level: int = logging.ERROR,
     ) -> None:
-        """Counts a failed run. Logs the first failure with its traceback, and further ones every LOG_INTERVAL_S."""
+        """Counts a failed run. Logs the first failure with its traceback, then one failure every LOG_INTERVAL_S."""
         self.runs += 1
         self.failures += 1
         self._failures_in_row += 1

@@ -1,4 +1,4 @@
-"""Runs work once, beside requests. For repeated work see `Repeating`."""
+"""Runs work once, in the background. For repeated work see `Repeating`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ BEGIN_S = 1.0
 class SupervisedThread:
     """Runs `target` in a daemon thread after `start`.
 
-    If `target` raises, `died(error)` is called in the same thread. It must fail all operations that wait for the
+    If `target` raises, `died(error)` is called in the same thread. `died` must fail all operations that wait for the
     thread, so that no caller waits forever. After that the error is logged.
     """
 
@@ -57,7 +57,7 @@ class SupervisedThread:
             self._target()
         except BaseException as e:
             try:
-                # Before the log line, because callers may already be waiting.
+                # Comes before the log line, because callers may already be waiting.
                 self._died(e)
             finally:
                 log.critical("the thread %s died", self._thread.name, exc_info=e)

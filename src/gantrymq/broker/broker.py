@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Broker:
     """A broker, master or slave. Create it in a running event loop.
 
-    The constructor takes the port, because records and message ids contain it.
+    The constructor binds the port, because records and message ids contain the port number.
 
     Attributes:
         address: host:port at which clients and other brokers reach this broker.
@@ -34,7 +34,7 @@ class Broker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         if config.enable_controller_mode:
-            # A broker is a slave until a controller makes it master.
+            # In controller mode, a broker is a slave until a controller makes it master.
             config.set_role(BrokerRole.SLAVE, -1)
         jobs, events = Jobs(), BrokerEvents()
         self.handlers: dict[int, RequestHandler] = {}
@@ -71,7 +71,7 @@ class Broker:
         self.replicas_manager = features.replicas_manager
         self.acting = features.acting
         self.runtime = features.runtime
-        #: The steps that `stop` reverts.
+        #: The completed steps of `start`, which `stop` reverts.
         self._running = AsyncExitStack()
 
     @property
@@ -111,7 +111,7 @@ class Broker:
     async def stop(self) -> None:
         """Unregisters, answers pending requests, closes the connections, then closes the store.
 
-        Every step runs, also if one raises; the error is raised at the end. A second call does nothing.
+        Every step runs, even if an earlier one raises. The error is raised at the end. A second call does nothing.
         """
         await self._running.aclose()
 

@@ -19,16 +19,17 @@ from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.system import network
 
-#: Labels of up to 63 letters, digits and hyphens (RFC 1123). Digits and dots alone are no host name.
+#: Each label has up to 63 letters, digits and hyphens (RFC 1123). Digits and dots alone are not a host name.
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _NUMBERS = re.compile(r"[0-9.]+")
-#: What a name of a label may not contain, as in the Prometheus exporter of OpenTelemetry.
+#: The characters that a label name must not contain, as in the Prometheus exporter of OpenTelemetry.
 _NOT_IN_LABEL_NAMES = re.compile(r"^[^a-zA-Z_]|[^a-zA-Z0-9_]")
-#: Limit against mistakes: queues of a topic on one broker. Java's largest topic, BenchmarkTest, has 1,024.
+#: Maximum number of queues of a topic on one broker, as a guard against typing errors. Java's largest topic,
+#: BenchmarkTest, has 1,024.
 MAX_QUEUE_NUMS = 65_536
-#: The default of Java's `BrokerStartup`, which replaces that of its `BrokerConfig`.
+#: The default in Java's `BrokerStartup`, which replaces the default in Java's `BrokerConfig`.
 DEFAULT_PORT = 10911
 
 
@@ -67,16 +68,15 @@ class BrokerConfig(TlsConfig):
     """The configuration of one broker.
 
     Attributes:
-        broker_ip1: The address that clients and other brokers get. They must be able to reach it.
-        broker_ip2: The address that slaves get for replication. None uses `broker_ip1`.
-        listen_port: 0 selects any free port.
-        namesrv_addr: host:port of every NameServer.
-        broker_config_path: The file of this configuration. Changes by administrators are written to it.
+        broker_ip1: The address at which clients and other brokers reach this broker. broker_ip2: The address at which
+        slaves reach this broker for replication. None uses `broker_ip1`. listen_port: 0 selects any free port.
+        namesrv_addr: host:port of every NameServer. broker_config_path: The file of this configuration. Changes by
+        administrators are written to it.
     """
 
     broker_name: str = field(default_factory=network.host_name)
     broker_cluster_name: str = "DefaultCluster"
-    #: 0 is the master, larger ones are slaves. In controller mode, the controller assigns it.
+    #: 0 for a master, a larger number for a slave. In controller mode, the controller assigns the id.
     broker_id: int = bounded(0, -1, MAX_INT)
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
@@ -105,9 +105,9 @@ class BrokerConfig(TlsConfig):
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
-    #: Region in responses to sends, for clients that write traces.
+    #: Region in responses to sends. Clients write it into their traces.
     region_id: str = "DefaultRegion"
-    #: Whether clients with traces write them for messages of this broker.
+    #: Whether clients write traces for messages of this broker.
     trace_on: bool = True
     long_polling_enable: bool = True
     #: Allows SQL92 subscriptions. Java's default is false.
@@ -139,9 +139,9 @@ class BrokerConfig(TlsConfig):
     retrieve_message_from_pop_retry_topic_v1: bool = True
     #: Percentage of pops that read the retry topics first.
     pop_from_retry_probability: int = bounded(20, 0, 100)
-    #: The same for pops by priority.
+    #: Percentage of pops by priority that read the retry topics first.
     pop_from_retry_probability_for_priority: int = bounded(0, 0, 100)
-    #: Whether the highest queue id has the highest priority. If false, queue 0 has.
+    #: Whether the highest queue id has the highest priority. If false, queue 0 has the highest priority.
     priority_order_asc: bool = True
     #: Redelivered messages keep their queue id: the retry topic of POP has as many queues as the topic.
     use_separate_retry_queue: bool = False
@@ -165,19 +165,19 @@ class BrokerConfig(TlsConfig):
     transaction_check_max: int = bounded(15, 0, MAX_INT)
     #: Longest wait of a half message, in ms, even if no producer of its group is connected.
     transaction_timeout_max: int = bounded(259_200_000, 1_000, MAX_INT)
-    #: The broker writes an op message when it has more than this many bytes.
+    #: The broker writes an op message as soon as its size exceeds this number of bytes.
     transaction_op_msg_max_size: int = bounded(4096, 1, 1024 * 1024)
-    #: It writes a smaller op message after this time, in ms.
+    #: The broker writes a smaller op message after this time, in ms.
     transaction_op_batch_interval: int = bounded(3_000, 0, DAY_MS)
     #: Time for which the broker keeps the last row of an idempotent writer, in ms.
     idempotent_writer_keep_time: int = bounded(DAY_MS, 1_000, MAX_INT)
-    #: Maximum number of these rows, one for each writer and queue.
+    #: Maximum number of rows that the broker keeps, one for each writer and queue.
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
     #: Allows the recall of timer messages (RECALL_MESSAGE).
     recall_message_enable: bool = False
     #: A slave becomes acting master while its master is down.
     enable_slave_acting_master: bool = False
-    #: An acting master delivers the waiting messages of its master. Brokers with other names store them.
+    #: An acting master delivers its master's delayed and popped messages to brokers with other names, which store them.
     enable_remote_escape: bool = False
     #: Interval at which a broker requests the live brokers of its name, in ms.
     sync_broker_member_group_period: int = bounded(1_000, 10, DAY_MS)
@@ -188,7 +188,7 @@ class BrokerConfig(TlsConfig):
     controller_addr: list[str] = field(default_factory=list)
     #: Interval at which a broker requests the current master from the controller, in ms.
     sync_broker_metadata_period: int = bounded(5_000, 10, DAY_MS)
-    #: Interval at which it requests the leader of the controllers, in ms.
+    #: Interval at which a broker requests the leader of the controllers, in ms.
     sync_controller_metadata_period: int = bounded(10_000, 10, DAY_MS)
     #: Interval at which a master checks the in-sync set, in ms.
     check_sync_state_set_period: int = bounded(5_000, 10, DAY_MS)
@@ -198,7 +198,7 @@ class BrokerConfig(TlsConfig):
     send_heartbeat_timeout_millis: int = bounded(1_000, 10, DAY_MS)
     #: A controller considers a broker dead after this time without a heartbeat, in ms.
     controller_heart_beat_timeout_mills: int = bounded(10_000, 50, DAY_MS)
-    #: If several brokers have equally long logs, the one with the lowest value is elected.
+    #: If several brokers have equally long logs, the controller elects the broker with the lowest value.
     broker_election_priority: int = bounded(MAX_INT, 0, MAX_INT)
     broker_config_path: Path | None = None
     #: Port of the metrics for Prometheus, http://bindAddress:metricsPort/metrics. 0 turns them off.
@@ -213,7 +213,7 @@ class BrokerConfig(TlsConfig):
     metrics_grpc_exporter_target: str = ""
     #: Headers of the requests to the collector: NAME:VALUE, separated by commas.
     metrics_grpc_exporter_header: str = field(default="", repr=False)
-    #: Timeout and interval of these requests, in ms.
+    #: Timeout and interval of requests to the collector, in ms.
     metric_grpc_exporter_time_out_in_mills: int = bounded(3_000, 100, DAY_MS)
     metric_grpc_exporter_interval_in_mills: int = bounded(60_000, 100, DAY_MS)
     #: Interval of the metrics in the log with LOG, in ms.
@@ -223,7 +223,7 @@ class BrokerConfig(TlsConfig):
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
     def set_role(self, role: BrokerRole, broker_id: int) -> None:
-        """Sets the role and the id that a controller has assigned."""
+        """Sets the role and the broker id that a controller has assigned."""
         self.broker_role, self.broker_id = role, broker_id
 
     @property
@@ -254,7 +254,8 @@ class BrokerConfig(TlsConfig):
             if not self.controller_addr:
                 raise ConfigError("enableControllerMode=true: controllerAddr must name the controllers")
         elif self.broker_id < 0 or (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):
-            # Java's `BrokerStartup` sets a master's id to 0, whatever the file says. That can make two masters.
+            # Java's `BrokerStartup` sets a master's id to 0 and ignores the id in the file. This can result in two
+            # masters.
             raise ConfigError(
                 f"brokerId={self.broker_id}, brokerRole={self.broker_role.value}: a master has brokerId=0, "
                 "a slave (brokerRole=SLAVE) one from 1 on"
@@ -278,15 +279,15 @@ class BrokerConfig(TlsConfig):
                 raise ConfigError(f"metricsExporterType={exporter.value}: metricsGrpcExporterTarget is missing")
             _ = self.metrics_headers
         _ = self.metrics_labels
-        # `BrokerController.start`: the period is between 10 s and 60 s.
+        # As in `BrokerController.start`, the period is limited to 10 s to 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))
 
     @property
     def name_servers(self) -> list[str]:
-        """HOST:PORT of every NameServer: those of the last lookup, otherwise `namesrv_addr`.
+        """HOST:PORT of every NameServer: the results of the last lookup, or `namesrv_addr` without a lookup.
 
-        With DNS, there are none until the first lookup succeeds. If the broker used the host names until then, it would
-        unregister from them afterwards, and so from the NameServers at their addresses.
+        With DNS, the result is empty until the first lookup succeeds. If the broker used the host names before, it
+        would later unregister from them, and thus from the NameServers at their addresses.
         """
         if self._name_servers is not None:
             return self._name_servers
@@ -294,7 +295,7 @@ class BrokerConfig(TlsConfig):
 
     @property
     def metrics_page(self) -> tuple[str, int] | None:
-        """The address and the port of the page for Prometheus. None without a page."""
+        """The address and the port of the Prometheus metrics page. None if the page is off."""
         if self.metrics_port:
             return self.bind_address, self.metrics_port
         if self.metrics_exporter_type is MetricsExporterType.PROM:

@@ -35,7 +35,7 @@ class Event(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class BrokerEvents:
-    """The events of one broker. All of them are published in its event loop."""
+    """The events of one broker. All events are published in the broker's event loop."""
 
     #: Topics were created, changed or deleted: their names.
     topics_changed: Event[[Collection[str]]] = field(default_factory=Event)
@@ -49,22 +49,23 @@ class BrokerEvents:
     offsets_reset: Event[[str, str, Mapping[int, int]]] = field(default_factory=Event)
     #: The configuration was changed while the broker runs, or by a change of role.
     config_changed: Event[[]] = field(default_factory=Event)
-    #: A lookup has found other NameServers. The argument is true if only DNS has changed, which can omit a NameServer
-    #: that is up. It is false if `namesrvAddr` or the page of the address server has changed.
+    #: A lookup has found other NameServers. The argument is true if only the DNS result has changed: DNS can omit a
+    #: NameServer that is up. The argument is false if `namesrvAddr` or the page of the address server has changed.
     name_servers_changed: Event[[bool]] = field(default_factory=Event)
     #: The broker has become master, slave or acting master, so request codes have other handlers.
     role_changed: Event[[]] = field(default_factory=Event)
-    #: A replica has more of this master's log, has connected or has disconnected.
+    #: A replica has received more of this master's log, has connected or has disconnected.
     replica_acknowledged: Event[[]] = field(default_factory=Event)
     #: A slave has stored messages of its master in these queues.
     messages_replicated: Event[[Collection[ConsumeQueue]]] = field(default_factory=Event)
     #: A slave follows another master. Its tables are outdated.
     master_changed: Event[[]] = field(default_factory=Event)
-    #: A slave has no connection to its master, or the master was lost or found. The NameServers may have its address.
+    #: A slave has no connection to its master, or has lost or found the master. The NameServers may have the master's
+    #: address.
     master_uncertain: Event[[]] = field(default_factory=Event)
     #: A slave reports that another broker is master in this epoch. Without signatures, the report can be forged.
     newer_epoch: Event[[int]] = field(default_factory=Event)
-    #: Whether another broker may be master instead of this one. This broker rejects messages meanwhile.
+    #: Whether another broker may be master instead of this one. While this is true, this broker rejects messages.
     mastership_doubted: Event[[bool]] = field(default_factory=Event)
     #: A peer has disconnected.
     connection_closed: Event[[Connection]] = field(default_factory=Event)

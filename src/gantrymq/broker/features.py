@@ -129,7 +129,7 @@ class Features:
         self.acting_features: list[Feature] = [metadata_sync, transactions, timer, schedule, pops]
         self.all: list[Feature] = [
             *context.tables,
-            # Before the features that send requests to NameServers.
+            # Must precede the features that send requests to NameServers.
             NameServerLookup(context),
             runtime,
             IndexBuilder(store, jobs),
@@ -211,7 +211,7 @@ class ServerFeature(Feature):
 
 
 class DrainFeature(Feature):
-    """Answers the requests that arrived before `stop`, while all other features still run."""
+    """On `stop`, answers the requests that have arrived so far, while all other features still run."""
 
     def __init__(self, server: RemotingServer) -> None:
         self._server = server

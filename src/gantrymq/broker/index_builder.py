@@ -14,7 +14,7 @@ from gantrymq.store.message_store import MessageStore
 
 #: Interval of the check for new messages, in seconds.
 _LOOK_S = 0.1
-#: The same interval while no messages arrive and all are indexed, in seconds.
+#: Interval of the check while no messages arrive and all messages are indexed, in seconds.
 _IDLE_S = 1.0
 #: Length of one slice of work, in seconds. It blocks the event loop.
 _SLICE_S = 0.005
@@ -44,6 +44,6 @@ class IndexBuilder(Feature):
         if keys.index_behind_bytes and (is_idle or keys.index_behind_bytes > _FAR_BEHIND):
             is_done = keys.build_index(_SLICE_S)
             if not is_done and is_idle:
-                # A pause of the same length for requests.
+                # Pauses for as long as the slice took, so that requests run in between.
                 return _SLICE_S
         return _LOOK_S if keys.index_behind_bytes or not is_idle else _IDLE_S

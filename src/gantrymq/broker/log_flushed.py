@@ -1,4 +1,4 @@
-"""Waits until the commit log is on disk. Files of progress must not be written before the records that they count."""
+"""Waits until the commit log is on disk. Files with progress are written after the records that they count."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ _LOOKUP_TIMEOUT_S = 10.0
 class NameServerLookup(Feature):
     """Looks up the NameServers while `fetchNameSrvAddrByDnsLookup` or `fetchNamesrvAddrByAddressServer` is true.
 
-    With DNS, `namesrvAddr` has host names, and each of their addresses is a NameServer. The address server is only used
-    without `namesrvAddr`. If the lookup of a host or of the page fails, the addresses of its last one stay in use.
+    With DNS, `namesrvAddr` has host names, and each address of a host is a NameServer. The address server is only used
+    without `namesrvAddr`. If a lookup of a host or of the page fails, the addresses of its last successful lookup stay
+    in use.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -79,7 +80,7 @@ class NameServerLookup(Feature):
             self._tried.set()
 
     async def _look_up_hosts(self, hosts: list[str]) -> None:
-        """Looks up each HOST:PORT. If one fails, its last addresses and the other hosts stay in use.
+        """Looks up each HOST:PORT. If the lookup of a host fails, its last addresses stay in use.
 
         Raises the first ConnectFailed at the end, so that the failure is logged and the next lookup comes soon.
         """
@@ -112,7 +113,7 @@ class NameServerLookup(Feature):
 async def _addresses(address: str) -> list[str]:
     """Returns IP:PORT for each IP address of HOST:PORT. Raises ConnectFailed.
 
-    If the host has IPv4 addresses, its IPv6 addresses are left out: they are the same NameServers.
+    If the host has IPv4 addresses, the result omits its IPv6 addresses, because they belong to the same NameServers.
     """
     try:
         host, port = parse_address(address)

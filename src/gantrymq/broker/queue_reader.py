@@ -1,6 +1,6 @@
 """QueueReader: reads a queue that the broker itself consumes, and skips damaged records.
 
-One damaged record would otherwise block all records after it. The reader counts and logs each skipped record.
+Without it, one damaged record would block all later records. The reader counts and logs each skipped record.
 """
 
 from __future__ import annotations

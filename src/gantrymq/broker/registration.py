@@ -44,18 +44,18 @@ _FIRST_RETRY_S = 0.5
 _CONNECTION_LOST_PAUSE_S = 0.1
 #: Longest wait of a starting broker for the NameServers, in seconds. `registerBrokerTimeoutMills` would be too long.
 _START_WAIT_S = 1.0
-#: A larger number of topics is encoded in a thread.
+#: If there are more topics than this, a thread encodes them.
 _FEW_TOPICS = 100
 
 #: Size limit of a body with several topics, in bytes: half of a frame.
 MOST_BYTES = 8 * 1024 * 1024
-#: Number of topics that one call encodes, in 0.1 ms.
+#: Maximum number of topics that one call encodes. A call takes 0.1 ms.
 _AT_ONCE = 100
 
 
 @dataclass(slots=True)
 class _NameServer:
-    """A NameServer, and the changes that are not registered with it yet."""
+    """A NameServer, and the changes that must still be registered with it."""
 
     address: str
     #: The topics that have changed.
@@ -64,7 +64,7 @@ class _NameServer:
     everything: bool = True
     #: The last registration succeeded, and its connection is open.
     is_registered: bool = False
-    #: It has rejected a registration, so the next one is split into parts.
+    #: The NameServer has rejected a registration, so the next one is split into parts.
     is_split: bool = False
     #: The pause after the last failure, in seconds.
     pause_s: float = 0.0
@@ -75,7 +75,7 @@ class _NameServer:
 
 
 class Registration(Feature):
-    """Registers with each NameServer in a job of its own, so that one that is down does not delay the others."""
+    """Registers with each NameServer in a separate job, so that a failed NameServer does not delay the others."""
 
     def __init__(self, context: BrokerContext, *, replication: Replication) -> None:
         self._config = context.config
@@ -95,7 +95,7 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Registers now, each `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S at first."""
+        """Starts to register, each `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S."""
         self._is_started = True
         self._name_servers_changed()
         if self._config.broker_id < 0:
@@ -108,7 +108,7 @@ class Registration(Feature):
                 waiting.cancel()
 
     def _topics_changed(self, names: Collection[str]) -> None:
-        """Registers these topics with every NameServer; all topics if there is no name."""
+        """Registers the topics with these names with every NameServer. Without names, registers all topics."""
         for address, server in self._servers.items():
             server.topics.update(names)
             server.everything |= not names
@@ -128,8 +128,9 @@ class Registration(Feature):
     def _name_servers_changed(self, is_by_dns: bool = False) -> None:
         """Registers with the NameServers that are new. Unregisters from those that were removed.
 
-        If DNS omits a NameServer (`is_by_dns`), the registration only ends: the NameServer may be up, and otherwise
-        removes the broker after a timeout. Source: BrokerOuterAPI.updateNameServerAddressListByDnsLookup.
+        If only DNS omits a NameServer (`is_by_dns`), the broker stops registering with it but does not unregister: the
+        NameServer may still be up. It removes the broker itself when registrations cease. Source:
+        BrokerOuterAPI.updateNameServerAddressListByDnsLookup.
 
         Does nothing before `start` and after `stop`: clients must not find a broker that is not running.
         """
@@ -159,7 +160,7 @@ class Registration(Feature):
             self._servers[address] = _NameServer(address)
             if address not in self._jobs:
                 work = partial(self._register_again, address)
-                # `_register` sets the time of the next run itself, also after an error.
+                # `_register` sets the time of the next run itself, even after an error.
                 self._jobs[address] = self._all_jobs.repeating(f"register with {address}", work, after_error_s=inf)
         return added
 
@@ -175,7 +176,7 @@ class Registration(Feature):
                 await self._unregister(address)
 
     def _connection_lost(self, address: str) -> None:
-        """Registers again soon: a NameServer removes a broker with a lost connection. If it is down, retries follow."""
+        """Registers again soon: a NameServer removes a broker whose connection is lost. Retries follow after errors."""
         server = self._servers.get(address)
         if server is not None and server.is_registered:
             server.is_registered, server.everything = False, True
@@ -217,7 +218,7 @@ class Registration(Feature):
         return 0.0 if server.topics or server.everything else self._period_s
 
     async def _send_registration(self, server: _NameServer, names: Collection[str] | None) -> None:
-        """Registers these topics, or all for None. A NameServer keeps the others. Raises GantryError."""
+        """Registers these topics; None means all. The NameServer keeps its other topics. Raises GantryError."""
         table = self._topics.table
         known = table.topic_config_table
         topics = known.copy() if names is None else {name: known[name] for name in names if name in known}
@@ -233,7 +234,8 @@ class Registration(Feature):
                 # The NameServer may accept the other parts.
                 problem = e
         if problem is not None:
-            # In parts, a topic that the NameServer rejects only affects the topics of its part.
+            # If the registration is split, a topic that the NameServer rejects affects only the topics of the same
+            # part.
             server.is_split = True
             raise problem
         server.is_split &= len(parts) > 1
@@ -292,9 +294,10 @@ class Registration(Feature):
 def parts_of(topics: Mapping[str, TopicConfig], permission: int, most_topics: int) -> list[bytes]:
     """Returns the topics as members of JSON objects, `most_topics` in each; at least one part.
 
-    NameServers accept frames of at most 16 MiB, which is 80,000 topics with long names. They keep the topics that a
-    registration does not name, so one registration may come in parts, as with Java's `enableSplitRegistration`.
-    Permissions that the broker itself lacks (`permission`) are removed. Runs in a thread: 100,000 topics take 100 ms.
+    NameServers accept frames of at most 16 MiB, which is 80,000 topics with long names. A NameServer keeps the topics
+    that a registration does not name, so a registration can be split into parts, as with Java's
+    `enableSplitRegistration`. Permissions that the broker itself lacks (`permission`) are removed. Runs in a thread:
+    100,000 topics take 100 ms.
     """
     parts: list[bytes] = []
     pieces: list[bytes] = []

@@ -58,7 +58,7 @@ class RoleChanges:
 
         In controller mode, `begin_epoch` is called when the log is writable, before slaves can connect.
         """
-        # Features that write to the log must follow.
+        # Replication comes first: only then can the other features write to the log.
         await self._replication.become_master(begin_epoch)
         for feature in self._features:
             if feature is not self._replication:

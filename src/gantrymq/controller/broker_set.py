@@ -7,7 +7,7 @@ these invariants before a set is stored:
 - Both epochs only grow. A new master has a higher master epoch. A new sync-state set has a higher epoch of its own.
 
 If all brokers of a set are removed, its epochs are kept. Brokers that later use the name start with higher epochs. So
-every slave recognizes a former, disconnected master as older than the masters after it. Java starts at 0 again.
+every slave recognizes that a former, disconnected master is older than its successors. Java starts at 0 again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     # -- changes ------------------------------------------------------------------------------------------------
 
     def with_replica(self, broker_id: int, replica: Replica) -> BrokerSet:
-        """Adds a broker with its id. Each id is assigned only once, even if its broker is removed."""
+        """Adds a broker with its id. No id is assigned twice, even after its broker was removed."""
         return self._changed(
             replicas={**self.replicas, broker_id: replica}, next_broker_id=max(self.next_broker_id, broker_id + 1)
         )

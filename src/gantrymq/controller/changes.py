@@ -19,7 +19,7 @@ log = peer_log(__name__)
 
 
 class Changes:
-    """Applies the changes of each broker set one after the other, and those of different sets concurrently."""
+    """Applies the changes of one broker set one after the other, and the changes of different sets concurrently."""
 
     def __init__(self, replicas: Replicas, leadership: Leadership, leases: Leases) -> None:
         self._replicas = replicas
@@ -27,7 +27,7 @@ class Changes:
         self._leases = leases
         self._tasks = Tasks("changing a broker set")
         self._stopped = False
-        #: Locks by broker name. Each exists as long as it is used.
+        #: Locks by broker name. A lock exists as long as it is used.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def make(self, broker_name: str, decide: Callable[[], Decision]) -> Decision:

@@ -16,15 +16,14 @@ def elect(
 ) -> int | None:
     """Returns the id of the broker to elect, or None if there is no candidate.
 
-    A live master keeps its role unless another broker is designated. If a broker is designated, only that one can be
+    A live master keeps its role unless another broker is designated. If a broker is designated, only this broker can be
     elected. Otherwise the broker with the most data is elected, then the one with the highest priority, then the lowest
     id.
 
     Args:
-        candidates: Sets of broker ids. Later sets are used only if no broker of the earlier ones can be elected.
-        live: Returns the data of an active broker, or None for others.
-        old_master: Id of the current master.
-        designated: Id of the only broker that may be elected, if any.
+        candidates: Sets of broker ids. A later set is used only if no broker of the earlier sets can be elected. live:
+        Returns the data of an active broker, or None for others. old_master: Id of the current master. designated: Id
+        of the only broker that may be elected, if any.
     """
     for some in candidates:
         alive = {broker_id: broker for broker_id in sorted(some) if (broker := live(broker_id)) is not None}

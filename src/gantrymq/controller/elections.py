@@ -1,9 +1,9 @@
 """Elects a new master for a broker set whose master has failed (ControllerManager, DLedgerController).
 
 A broker is only elected if it has sent a request after the election began. A broker that died a moment ago still counts
-as alive. If it were elected, it alone would be in sync, and there would be no master until it is back. All brokers send
-a heartbeat every second. So a live master with a closed connection reconnects before the election ends, and keeps its
-role. Java instead elects any broker whose last heartbeat has not expired.
+as alive. If this broker were elected, it would be the only member in sync, and the set would have no master until it is
+back. All brokers send a heartbeat every second. So a live master with a closed connection reconnects before the
+election ends, and keeps its role. Java instead elects any broker whose last heartbeat has not expired.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Elections:
         self._tasks = Tasks("electing a master")
         #: Broker sets with a running election that no request started.
         self._under_way: set[str] = set()
-        #: By broker set: set when one of its brokers sends a request.
+        #: Event of each broker set, which is set when a broker of the set sends a request.
         self._words: dict[str, asyncio.Event] = {}
         #: Number of elections by result.
         self.held: Counter[str] = Counter()
@@ -124,7 +124,8 @@ class Elections:
             return False
         best = self._replicas.elected(known, header, live, unclean=self._config.enable_elect_unclean_master)
         if best is None:
-            # A broker's request is answered at once. Without a request, wait, because the old master may come back.
+            # A broker's request is answered at once. Otherwise the election waits, because the old master may come
+            # back.
             return header.broker_id == NO_BROKER and known.master is not None
         broker = live(BrokerIdentity(known.cluster_name, known.broker_name, best))
         return best != known.master and (broker is None or broker.word <= since)

@@ -4,8 +4,8 @@
     PREFIX/brokers/NAME    a broker set
 
 A controller leads if it creates the leader's key while none exists. The revision that created the key is the number of
-the term. Each change compares this revision and the last known revision of the broker set. So a delayed request has no
-effect in a later term, or after a later change of the same set.
+the term. Each change compares this revision and the last known revision of the broker set. A delayed request therefore
+has no effect in a later term, or after a later change of the same set.
 
 The gateway needs only an HTTP client, which the project already uses. A gRPC client would need code generated from
 etcd's protocol files, and a C runtime. A controller sends only a few requests per second.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Lifetime of the leader's key without a keepalive, in s. It is the least that etcd grants with its default election
+#: Lifetime of the leader's key without a keepalive, in s. etcd grants no shorter lifetime with its default election
 #: timeout of 1 s. Decision record: docs/decisions/controller-leases.md.
 LEASE_S = 2
 #: Interval of a leader's keepalives and of a follower's attempts to lead, in s.
@@ -119,7 +119,7 @@ class EtcdStore:
     async def campaign(self, me: Leader) -> Term | None:
         await self._revoke()
         if await self.leader() is not None:
-            # Reading costs etcd less than a lease that is revoked at once.
+            # Reads the key first, because a read costs etcd less than a lease that is revoked at once.
             return None
         began = monotonic()
         lease = await self._ask("lease/grant", {"TTL": LEASE_S}, _Lease)

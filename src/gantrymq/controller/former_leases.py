@@ -1,4 +1,4 @@
-"""Delays elections until leases of the previous leading controller have ended, which its successor cannot see.
+"""Delays elections until the leases of the previous leader have ended, which the new leader does not have.
 
 A broker sends heartbeats to every controller. A master that is cut off from the new leader may have a recent lease from
 the previous leader. It accepts messages until this lease ends. If the new leader has received no heartbeat from a

@@ -30,7 +30,7 @@ _response = RemotingCommand.response
 class Heartbeats:
     """Handles heartbeats.
 
-    `expect` is called after each one, with the time until the broker expires if it sends no other, in seconds.
+    `expect` is called after each heartbeat, with the time until the broker expires without another one, in seconds.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Leadership:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the controller's state can't be written: {e}") from e
         if not is_kept:
             self._end(term, "another controller leads")
-            # Also if this controller leads again by now, in another term.
+            # This also applies if this controller leads again in another term.
             raise _not_leader()
         return self._term is not None and self._term.number == term.number
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Heartbeat timeout of a broker that sends none, in milliseconds (DEFAULT_BROKER_CHANNEL_EXPIRED_TIME).
+#: Heartbeat timeout of a broker that sends no timeout, in milliseconds (DEFAULT_BROKER_CHANNEL_EXPIRED_TIME).
 DEFAULT_TIMEOUT_MS = 10_000
 #: Shortest interval of the check for silent brokers, in milliseconds. With 20,000 brokers a check takes 3 ms.
 SOONEST_MS = 100
-#: Priority of a broker that sends none: it is elected last.
+#: Priority of a broker that sends no priority: the broker is elected last.
 LAST_PRIORITY = (1 << 31) - 1
 #: Largest number of live brokers, so that invented ones cannot fill the memory.
 MAX_BROKERS = 20_000
 
 
 class BrokerIdentity(NamedTuple):
-    """Identifies a broker. The id is the one assigned by the controller, not the 0 or 1 for NameServers."""
+    """Identifies a broker. The id is assigned by the controller. It is not the 0 or 1 for NameServers."""
 
     cluster_name: str
     broker_name: str
@@ -29,7 +29,7 @@ class BrokerIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class LiveBroker:
-    """Data of the latest heartbeats. `connection` is the one that the last heartbeat used."""
+    """Data of the latest heartbeats. `connection` is the connection of the last heartbeat."""
 
     address: str
     connection: object
@@ -82,7 +82,8 @@ class LiveBrokers:
             self._brokers[identity] = live
             self._by_connection.setdefault(connection, {})[identity] = None
         elif live.connection is not connection:
-            # It reconnected before the end of the old connection was noticed. The old connection no longer counts.
+            # The broker reconnected before the controller detected the end of the old connection. Only the new
+            # connection counts.
             self._forget_connection(identity, live)
             live.connection = connection
             self._by_connection.setdefault(connection, {})[identity] = None

@@ -48,8 +48,8 @@ class Controller:
 
     Args:
         config: The configuration. None uses the defaults.
-        file_keys: All keys of the configuration file. Those that the controller does not use are kept there.
-        store: The state store. None creates the one in the configuration.
+        file_keys: All keys of the configuration file. Keys that the controller does not use stay in the file. store:
+        The state store. None creates the configured store.
 
     Attributes:
         address: HOST:PORT for clients on this machine.
@@ -126,7 +126,7 @@ class Controller:
         async with self._running.pop_all() as stack:
             await self._server.bind()
             stack.push_async_callback(self._role_changes.stop)
-            # Stopped before the connections close, so that no master is replaced because of this.
+            # Stopped before the connections close, so that the closed connections cause no elections.
             stack.push_async_callback(self.leadership.stop)
             await self.leadership.start()
             stack.push_async_callback(self.elections.stop)
@@ -151,7 +151,7 @@ class Controller:
     async def stop(self) -> None:
         """Answers received requests, closes all connections and stops listening. Further calls have no effect.
 
-        If a step raises, the others still run, and the error is raised at the end.
+        If a step raises, the other steps still run, and the error is raised at the end.
         """
         await self._running.aclose()
 

@@ -16,7 +16,7 @@ from gantrymq.filter.values import Long, NotComparable, Present, Value, compare,
 
 #: Largest depth of nested parts, because evaluation is recursive. Chains of AND or OR, and parentheses, add no depth.
 MAX_DEPTH = 100
-#: Largest number of property look-ups of one evaluation, which takes a millisecond then. CONTAINS in a long value takes
+#: Maximum number of property look-ups of one evaluation, which then takes a millisecond. CONTAINS in a long value takes
 #: as long as two hundred look-ups, so it counts as several (_CONTAINS).
 MAX_LOOK_UPS = 2000
 _CONTAINS = 8
@@ -30,7 +30,7 @@ _FEW_VALUES = 8
 
 
 class Unfit(Exception):
-    """Raised for parts that cannot be combined. The message has the reason."""
+    """Raised for parts that cannot be combined. The exception's text has the reason."""
 
 
 class Kind(Enum):

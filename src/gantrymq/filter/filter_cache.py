@@ -2,7 +2,7 @@
 
 A hundred thousand requests can be pending, each with a subscription of 16 KiB, which compiles to 200 KB. Requests of
 one consumer have equal subscriptions, so one filter is compiled for all. Different filters share a limit of characters.
-Half of it is reserved for short ones, so that large filters cannot block small ones.
+Half of this limit is reserved for short filters, so that long filters cannot block them.
 
 Decision record: docs/decisions/filters.md.
 """
@@ -16,7 +16,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.limits import FILTER_CHARACTERS
 from gantrymq.protocol.codes import ResponseCode
 
-#: The most characters of a short filter.
+#: Maximum length of a short filter, in characters.
 SHORT = 256
 
 T = TypeVar("T")

@@ -185,7 +185,7 @@ def EQUAL(program: tuple[int, Program, Program], properties: Properties) -> Valu
 
 @_operation
 def PROPERTY_EQUALS_STRING(program: tuple[int, bytes, bytes], properties: Properties) -> Value:
-    """A common case without type checks, like the two below."""
+    """A common case without type checks, like the next two operations."""
     _, name, value = program
     found = _find(properties, name)
     return None if found is None else found == value

@@ -24,13 +24,13 @@ from gantrymq.protocol.steps import finish
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-#: Most characters of an expression. Java has no limit. To compile one of this length takes about 50 ms, in steps.
+#: Maximum length of an expression, in characters. Compiling it takes about 50 ms, in steps. Java has no limit.
 MAX_LENGTH = 16 * 1024
-#: Total characters of the cached expressions. The compiled form takes fifteen to fifty times as many bytes.
+#: Maximum total length of the cached expressions, in characters. Their compiled form has 15 to 50 times as many bytes.
 _CACHED_CHARACTERS = 256 * 1024
-#: Tokens that one step parses.
+#: Maximum number of tokens that one step parses.
 _STEP = 100
-#: Characters of the expression that an error quotes.
+#: Maximum number of characters of the expression that an error quotes.
 _QUOTED = 40
 
 _GRAMMAR = r"""
@@ -149,7 +149,7 @@ class CompiledFilters(dict[str, SqlFilter | str]):
 
 
 compiled_filters = CompiledFilters()
-#: Compiled filters that requests hold. Equal expressions share one.
+#: Compiled filters of pending requests. Equal expressions share a filter.
 filters_in_use: FilterCache[SqlFilter] = FilterCache()
 
 

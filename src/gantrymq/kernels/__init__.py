@@ -1,6 +1,6 @@
 """Loops over many records or frames: native code from the distribution gantrymq-native, or else Python.
 
-The extra `native` installs it. With GANTRYMQ_NATIVE=0 in the environment it is not used. It only changes
+The extra `native` installs the native code. GANTRYMQ_NATIVE=0 in the environment turns it off. Native code only changes
 the speed: each native function has an equivalent in Python, and both pass the same tests. A native call processes many
 records and contains no rules of the broker or a client. `interface.py` describes the native module.
 """

@@ -21,7 +21,7 @@ Array: TypeAlias = "tuple[Buffer | None, Buffer, Buffer | None, int]"
 
 
 class Records(Protocol):
-    """The records in a buffer. If `bad_at` is set, no complete record starts there, and only those before it count.
+    """The records in a buffer. If `bad_at` is set, no complete record starts there. Only earlier records count.
 
     The buffer must not change while this object exists.
     """
@@ -61,7 +61,7 @@ class Records(Protocol):
     def inflated(self, numbers: Buffer, max_bytes: int, max_body: int, /) -> Column | None:
         """Decompresses bodies of the records, from the first one until they have `max_bytes` together.
 
-        Returns None if one cannot be decompressed, or is larger than `max_body` bytes.
+        Returns None if a body cannot be decompressed, or is larger than `max_body` bytes.
         """
         ...
 

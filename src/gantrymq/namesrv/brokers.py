@@ -12,7 +12,7 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader
 
 @dataclass(slots=True)
 class LiveBroker:
-    """Data of the last registration from one address. `connection` is the one that it used."""
+    """Data of the last registration from one address. `connection` is the connection of this registration."""
 
     broker_name: str
     broker_id: int
@@ -70,6 +70,6 @@ def with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
 def min_broker_id_change(broker: BrokerData, offline: str | None, ha_server_addr: str | None) -> MinBrokerIdChange:
     addresses = broker.broker_addrs
     lowest = min(addresses)
-    # After a registration, the new broker needs no notification. After a loss, all remaining brokers do.
+    # After a registration, all brokers but the new one get a notification. After a loss, all remaining brokers get one.
     notify = tuple(a for i, a in addresses.items() if offline is not None or len(addresses) == 1 or i != lowest)
     return MinBrokerIdChange(broker.broker_name, lowest, addresses[lowest], offline, ha_server_addr, notify)

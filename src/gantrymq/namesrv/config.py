@@ -17,7 +17,7 @@ FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "knownBrokersPath"
     property_key(field) for field in fields(TlsConfig)
 }
 
-#: Keys of Java's NameServer that this one does not use, and their defaults. They are shown, and changes are kept.
+#: Keys of Java's NameServer that have no effect here, and their defaults. Responses show them, and changes are stored.
 UNUSED_KEYS = {
     "clientRequestThreadPoolNums": "8",
     "clientRequestThreadPoolQueueCapacity": "50000",
@@ -76,7 +76,7 @@ class NamesrvConfig(TlsConfig):
     notify_min_broker_id_changed: bool = False
     #: Allow requests for the list of all topics (GET_ALL_TOPIC_LIST_FROM_NAMESERVER).
     enable_all_topic_list: bool = True
-    #: Also allow requests for the topics of a cluster or of a kind.
+    #: Allow requests for the topics of a cluster or of a kind.
     enable_topic_list: bool = True
     #: Reject route requests during the first `waitSecondsForService` after the start.
     need_wait_for_service: bool = False

@@ -132,7 +132,7 @@ class RequestHandlers:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, "name server not ready", RefusalReason.NAME_SERVER_NOT_READY
             )
-        # Only for GantryMQ's clients. All other clients get the same response as from Java's NameServer.
+        # Applies only to GantryMQ's clients. All other clients get the same response as from Java's NameServer.
         fields = self._private_fields(topic) if request.language == LanguageCode.PYTHON else None
         zone_name = None
         if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":
@@ -214,7 +214,7 @@ class RequestHandlers:
         )
 
     def _unregister_broker(self, connection: Connection, request: RemotingCommand) -> Reply:
-        # A long request, so that it runs after earlier registrations of the same broker.
+        # Runs as a long request, and thus after earlier registrations of the same broker.
         return self._long_requests.run(connection, request, self._unregistered(request))
 
     def _unregistered(self, request: RemotingCommand) -> Generator[None, None, Reply]:

@@ -7,7 +7,7 @@ broker in the file to `LOST_BROKERS`, where it stays until it registers. Java's 
                  "broker-b": {"clusterName": "DefaultCluster", "lostTime": 1700000000000}},
      "topics": [{"brokerNames": ["broker-a", "broker-b"], "names": ["orders", "payments"]}]}
 
-`lostTime` is the time, in ms since the epoch, at which a broker was lost. Topics on the same brokers share entries. If
+`lostTime` is the time, in ms since the epoch, at which a broker was lost. Topics on the same brokers share an entry. If
 the file can't be read, the NameServer logs a warning and starts without it.
 """
 
@@ -36,11 +36,11 @@ log = peer_log(__name__)
 
 #: Interval between two checks for changes, in s.
 INTERVAL_S = 1.0
-#: The pause after a write is at least this many times as long as the write.
+#: Minimum pause after a write, as a multiple of the duration of the write.
 _PAUSE_FACTOR = 20
 #: Size limit of the file. 500,000 topics with names of 50 characters need 27 MB.
 MAX_FILE_BYTES = 32 * 1024 * 1024
-#: Largest number of topics of an entry. An entry is encoded in one step, and the event loop waits for this step.
+#: Maximum number of topics of an entry. An entry is encoded in one step, which blocks the event loop.
 _TOPICS_OF_ENTRY = 10_000
 
 

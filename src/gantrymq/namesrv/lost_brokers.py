@@ -1,15 +1,15 @@
 """Tracks lost brokers and their topics.
 
-As in Java, a route contains only live brokers. A batch read needs all brokers of a topic, so it must detect that some
-are missing. A NameServer shows lost brokers as a namespace of its KV configuration. In Java this namespace is empty.
+As in Java, a route contains only live brokers. A batch read needs all brokers of a topic, so it must detect missing
+brokers. A NameServer shows lost brokers as a namespace of its KV configuration. In Java this namespace is empty.
 
     get     LOST_BROKERS, name of a topic: "broker-b;broker-c"
     list    LOST_BROKERS: the same for each topic of a lost broker
     delete  LOST_BROKERS, name of a broker: it will not return, so it is removed here
 
 A broker that unregisters also counts as lost. It may only be restarting, and a read in the meantime would get half of
-its topics. A returned broker still counts as lost for the topics that it has not registered again, because their routes
-lack it.
+its topics. After a broker returns, it still counts as lost for topics that it has not registered again, because their
+routes lack the broker.
 
 After a start of the NameServer, all brokers in its file are lost until they register (`known_brokers`).
 """
@@ -30,13 +30,13 @@ log = peer_log(__name__)
 NAMESPACE = "LOST_BROKERS"
 #: Time after which a lost broker is removed, in milliseconds. Its messages have expired by then (fileReservedTime).
 KEPT_MS = 72 * 3600 * 1000
-#: Time in which a returned broker registers its topics, possibly in parts, in milliseconds. It no longer has the
-#: others.
+#: Time in which a returned broker registers its topics, possibly in parts, in milliseconds. After this time, its other
+#: topics count as deleted.
 PARTS_MS = 60_000
-#: Limits of lost brokers and of their topics in total, so that invented ones cannot fill the memory.
+#: Limits of lost brokers and of their topics in total, so that forged registrations cannot fill the memory.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 200_000
-#: Number of topics encoded per step.
+#: Number of topics that one step encodes.
 _STEP = 1_000
 
 
@@ -85,7 +85,7 @@ class LostBrokers:
 
     def _add(self, broker_name: str, lost: _Lost) -> None:
         if broker_name in self._lost:
-            # It had returned but not registered these topics yet.
+            # The broker has returned, but has not registered these topics yet.
             lost.topics |= self._lost[broker_name].topics
         self.forget(broker_name)
         if not lost.topics:

@@ -15,7 +15,7 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Largest number of concurrent notifications. Each can take as long as a connection attempt.
+#: Maximum number of concurrent notifications. A notification can take as long as a connection attempt.
 MAX_UNDER_WAY = 1_000
 
 

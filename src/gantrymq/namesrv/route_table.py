@@ -46,11 +46,11 @@ DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
 #: Routes of topics with this prefix show no acting master (TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX).
 SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
-#: Limits of brokers, and of topics in total. Invented ones could otherwise fill the memory and slow down loops over
-#: all.
+#: Limits of brokers, and of topics in total. Without limits, forged registrations could fill the memory and slow down
+#: loops.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 500_000
-#: Number of topics added per step.
+#: Number of topics that one step adds.
 _STEP_TOPICS = 1_000
 
 #: Flags of topicSysFlag: the topic belongs to a unit; units subscribe to the topic (common/sysflag/TopicSysFlag).
@@ -173,7 +173,7 @@ class RouteTable:
         return Registered(master.ha_server_addr, master_address, change)
 
     def heartbeat(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
-        """Records a heartbeat of the broker at this address. Ignores an unknown one, which must register first."""
+        """Records a heartbeat of the broker at this address. Ignores an unknown broker, which must register first."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None:
             live.last_update_ms = now_ms
@@ -228,7 +228,7 @@ class RouteTable:
             yield
 
     def _set_filter_servers(self, key: tuple[str, str], servers: list[str] | None) -> None:
-        # None comes from a broker too old for filter servers. An empty list removes the existing ones.
+        # A broker that is too old for filter servers sends None. An empty list removes the existing filter servers.
         if servers is not None and servers != self._filter_servers.get(key, []):
             if servers:
                 self._filter_servers[key] = servers

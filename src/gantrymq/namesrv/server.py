@@ -48,7 +48,7 @@ class NameServer:
 
     Args:
         config: The configuration. None uses the defaults.
-        file_keys: All keys of the configuration file. Those that the NameServer does not use are kept there.
+        file_keys: All keys of the configuration file. Keys that the NameServer does not use stay in the file.
 
     Attributes:
         address: HOST:PORT for clients on this machine.
@@ -136,7 +136,7 @@ class NameServer:
             self._running = stack.pop_all()
         for key, value in sorted(self._configuration.properties().items()):
             log.info("configuration: %s=%s", key, log_text(value))
-        # Java's line, which scripts wait for.
+        # Scripts wait for this line of Java's NameServer.
         log.info(
             "The Name Server boot success. serializeType=JSON, address %s:%d",
             self.config.bind_address,
@@ -146,7 +146,7 @@ class NameServer:
     async def stop(self) -> None:
         """Answers received requests, closes all connections and stops listening. Further calls have no effect.
 
-        If a step raises, the others still run, and the error is raised at the end.
+        If a step raises, the other steps still run, and the error is raised at the end.
         """
         await self._running.aclose()
 

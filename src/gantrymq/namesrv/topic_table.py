@@ -14,7 +14,7 @@ from gantrymq.logs import peer_log
 
 log = peer_log(__name__)
 
-#: Largest number of topics that one call logs. The log has a limit anyway, but each line left out takes 4 us.
+#: Maximum number of topics that one call logs. The log has its own limit, but each omitted line takes 4 us.
 _LOGGED_AT_ONCE = 20
 
 

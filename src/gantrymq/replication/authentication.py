@@ -14,7 +14,7 @@ handshake (older versions, Java) work as before. A master sends the challenge to
 
 A MAC is HMAC-SHA256 with the secret key of the access key, over the sender's role and the content of the earlier
 messages. The slave sends its MAC first, so that a stranger gets no MAC from which to guess the secret key. The address
-prevents relaying: a false master cannot pass the messages on to the real one. The address is "" if the master is
+prevents relaying: a false master cannot forward the messages to the real master. The address is "" if the master is
 configured on the slave.
 
 The handshake does not protect the connection after it. Only TLS protects against an attacker who can change traffic.
@@ -75,7 +75,7 @@ class _Messages:
         self.buffer = b""
 
     def next(self) -> bytes | None:
-        """Returns the next message's content, or None if it is incomplete. Raises FrameError for any other input."""
+        """Returns a message's content, or None if the message is incomplete. Raises FrameError for any other input."""
         if len(self.buffer) < _HEADER.size:
             return None
         word, size = _HEADER.unpack_from(self.buffer)

@@ -8,8 +8,9 @@ Every frame begins with the connection state. The sequence:
 4. The master sends parts of its log, with a header of 36 bytes. No part crosses the end of an epoch.
 5. The slave reports its progress (12 bytes).
 
-If another master leads in a newer epoch, a GantryMQ slave sends that epoch before it closes the connection (12 bytes).
-A Java slave only closes the connection. A Java master logs the frame as an illegal state and closes the connection.
+If there is another master with a newer epoch, a GantryMQ slave sends this epoch (12 bytes) before it closes the
+connection. A Java slave only closes the connection. A Java master logs the frame as an illegal state and closes the
+connection.
 
 A GantryMQ slave identifies itself by its encoding of "no": Java's master reads 1 as yes and any other value as no.
 Source: ha/autoswitch/AutoSwitchHAConnection, AutoSwitchHAClient.
@@ -45,7 +46,7 @@ _TRANSFER = Struct(">iiqiqq")
 _EPOCH = Struct(">iq")
 
 TRANSFER_HEADER_SIZE = _TRANSFER.size
-#: Most bytes of the log in one frame.
+#: Maximum size of the part of the log in one frame, in bytes.
 MAX_TRANSFER = MAX_FRAME - TRANSFER_HEADER_SIZE
 
 

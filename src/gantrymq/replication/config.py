@@ -14,7 +14,7 @@ class ReplicationConfig:
 
     Connections:
     - A master listens for slaves at `ha_listen_port` (0 selects a free port).
-    - It sends at most `ha_transfer_batch_size` at a time, and eight times as much to GantryMQ slaves.
+    - The master sends at most `ha_transfer_batch_size` at a time, and eight times as much to GantryMQ slaves.
     - If `ha_flow_control_enable` is set, each connection is limited to `max_ha_transfer_byte_in_second`.
     - Both sides send a heartbeat every `ha_send_heartbeat_interval`. They close a connection that is silent for
       `ha_housekeeping_interval`.

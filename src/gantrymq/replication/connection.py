@@ -1,7 +1,7 @@
 """The master's side of a connection with one slave: receives reports and sends the log (`HAConnection`).
 
-It sends slices of the mapped log without a copy. The socket gets one batch at a time, and the next one after that is
-sent. So a slave that does not read uses no more of the master's memory than that slice.
+It sends slices of the mapped log without a copy. The socket gets the next batch after the last one was sent. So a slave
+that does not read uses only one slice of the master's memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Bytes sent to one slave before the other slaves get their turn.
+#: Maximum size of the data that is sent to one slave before the other slaves are served, in bytes.
 _STEP_BYTES = 256 * 1024
 #: While an acknowledgement is pending, fewer bytes than this wait for more, for at most _GATHER_S seconds. A frame
 #: takes 30 us on each side, whatever its size, and more messages arrive meanwhile.
@@ -182,7 +182,7 @@ class HaConnection(asyncio.Protocol):
                 return
             if piece is None:
                 if slave.acknowledged >= slave.next_offset:
-                    # It has all of the log. If more is written, its lag starts then, not at its last report.
+                    # The slave has the whole log. Its lag starts when more is written, not at its last report.
                     slave.caught_up_at = now
                 if news := log_transfer.news(slave.next_offset):
                     self._write(news)

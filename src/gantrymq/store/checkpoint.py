@@ -46,7 +46,7 @@ class Checkpoint:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Returns the content of the file; zeros if the file is missing or damaged.
 
-    Zeros mean that nothing is known to be on disk. Raises StoreError if the file can't be read.
+    Zeros mean that no data is certain to be on disk. Raises StoreError if the file can't be read.
     """
     data = read_checkpoint(path)
     if data is None:

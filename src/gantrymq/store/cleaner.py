@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Time per round to update queues, in seconds.
 _SLICE_S = 0.02
-#: Number of queues that are checked and deleted in one step. A step takes about 1 ms if each queue has a file to open.
+#: Maximum number of queues that one step checks and deletes. A step takes about 1 ms if each queue has a file to open.
 _LOOKED_AT = 20
 
 
@@ -78,7 +78,7 @@ class Cleaner:
             # The disk usage decreases only when these files have been deleted.
             if self._trash.problem:
                 raise StoreError(self._trash.problem)
-            # Applies even if the flusher's thread deletes them before this round ends.
+            # This also counts files that the flusher's thread deletes before this round ends.
             return True
         path = self._log.forget_first(cleaning.before_ms)
         if path is None:

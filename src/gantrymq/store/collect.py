@@ -18,10 +18,11 @@ logger = logging.getLogger(__name__)
 
 #: A lower byte limit in a request is raised to this value.
 _LEAST_PULL_BYTES = 100
-#: Maximum time to evaluate `matches` for one result, in seconds. The next request continues there.
+#: Maximum time to evaluate `matches` for one result, in seconds. The next request continues after the last checked
+#: record.
 _MATCHING_S = 0.003
 
-#: With more tags codes, passing them to native code on each pull costs more than it saves.
+#: Above this number of tags codes, passing them to native code on each pull costs more time than it saves.
 _FEW_CODES = 100
 
 _NOTHING = memoryview(b"")
@@ -76,7 +77,7 @@ def collect(
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0
-    # The log file that was read last: its first byte has the offset `base`, its records end at `view_end`.
+    # The log file that was read last. Its first byte has the offset `base`, and its records end at `view_end`.
     view = _NOTHING
     base = view_end = 0
     # The adjacent records that are not in a buffer yet, as a range of `view`.
@@ -109,7 +110,7 @@ def collect(
                 (next_offset, *_) = UNIT.unpack_from(all_units, (offset - first_offset) * UNIT_SIZE)
                 if next_offset < in_memory_from:
                     break
-            # All units that follow are in memory, too.
+            # All later units are in memory, too.
             on_disk = False
             most = min(max_messages, config.max_transfer_count_on_message_in_memory)
             most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)

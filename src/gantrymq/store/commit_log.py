@@ -4,7 +4,7 @@ A physical offset counts bytes from the first record ever written. A file is nam
 record never spans two files. The rest of a file is a blank: `int32 size | int32 0xCBD43194 | anything`.
 
 `MessageWriter.append` writes small records directly, through `mapping`, `base`, `position` and `limit`. This module
-writes large records and batches. It also provides the next file and its blocks, which a thread preallocates
+writes large records and batches. It also provides the next file and its blocks. A thread preallocates them
 (`log_preallocation`). `log_files` manages the files.
 """
 
@@ -56,8 +56,7 @@ class CommitLog:
         #: The physical offset up to which all records are on disk, and the matching store timestamp.
         self.flushed = 0
         self.flushed_timestamp = 0
-        #: On some slaves, the physical offset from which records have no queue units yet. None if all records have
-        #: units.
+        #: On some slaves, records from this physical offset on have no queue units yet. None if all records have units.
         self.units_until: int | None = None
         #: The reason why the log permanently rejects writes and flushes.
         self.failure: Refusal | None = None
@@ -161,7 +160,7 @@ class CommitLog:
         return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
 
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """Returns the record at this offset. Raises RecordError if none starts there, StoreError outside the log."""
+        """Returns the record at this offset. RecordError: no record starts there. StoreError: outside of the log."""
         found = self.view_at(physical_offset)
         if found is None:
             raise self._outside(physical_offset)
@@ -303,7 +302,7 @@ class CommitLog:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why the log can't accept records, replicated or not; None if it can."""
+        """The reason why the log can't accept any records, not even replicated ones; None if it can."""
         if self.failure is not None:
             return self.failure.text
         return next((refusal.text for who, refusal in list(self._refusals.items()) if who != _COPY), None)
@@ -334,7 +333,7 @@ class CommitLog:
     # -- deleting old files -------------------------------------------------------------------------------------
 
     def completed_at(self, file: MappedFile) -> float:
-        """Returns when a file got its last record, in milliseconds. That is when the next file got its first one."""
+        """Returns the time of a file's last write, in ms: the time at which the next file got its first record."""
         timestamp = self.store_time(file.base + self.file_size)
         return timestamp if timestamp >= 0 else files.stat(file.path).st_mtime * 1000
 
@@ -374,7 +373,7 @@ class CommitLog:
             file = self._files[base]
             self._sync(file)
             if position >= base + self.file_size:
-                # Close it before `flushed` advances: then the file may be deleted, which closes it, too.
+                # Closes the file before `flushed` advances: after that, a deletion of the file may close it as well.
                 file.close_descriptor()
             self.flushed = min(position, base + self.file_size)
         self.flushed_timestamp = timestamp

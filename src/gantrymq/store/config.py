@@ -49,8 +49,8 @@ class StoreConfig:
     - From `disk_space_clean_forcibly_ratio` on, younger files are deleted, too, unless `clean_file_forcibly_enable` is
       off.
     - Above `disk_space_warning_level_ratio`, messages are rejected.
-    - Ratios are limited to Java's ranges, but the last two may be up to 100. A full disk then fails a single send, not
-      the broker.
+    - Ratios are limited to Java's ranges, but the last two may be up to 100. With 100, a full disk fails a single send,
+      not the broker.
 
     Delayed messages:
     - A message can be delayed by up to `timer_max_delay_sec`, with a precision of `timer_precision_ms` (100, 200, 500
@@ -75,10 +75,10 @@ class StoreConfig:
     max_transfer_count_on_message_in_memory: int = bounded(32, 1, 100_000)
     max_transfer_bytes_on_message_in_disk: int = bounded(64 * 1024, 1, MAX_PULL_BYTES)
     max_transfer_count_on_message_in_disk: int = bounded(8, 1, 100_000)
-    # Not a Java setting: limits for clients that request bulk reads. These read mapped memory sequentially.
+    # Limits for clients that request bulk reads, which read mapped memory sequentially. Java has no such settings.
     max_bulk_transfer_bytes: int = bounded(4 * 1024 * 1024, 1, MAX_PULL_BYTES)
     max_bulk_transfer_count: int = bounded(10_000, 1, 100_000)
-    #: Share of the machine's memory, in per cent. This much of the log's end is assumed to be in the page cache.
+    #: Size of the log's end that is assumed to be in the page cache, in per cent of the machine's memory.
     access_message_in_memory_max_ratio: int = bounded(40, 0, 100)
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     message_index_enable: bool = True
@@ -139,7 +139,7 @@ class StoreConfig:
 def check_supported(properties: Mapping[str, str]) -> None:
     """Raises ConfigError for a setting whose files this broker can't read.
 
-    It would otherwise treat the store as empty.
+    Otherwise the broker would treat the store as empty.
     """
     for setting, feature in features_of_settings(properties):
         raise ConfigError(f"{setting}: {feature.text}")

@@ -78,7 +78,7 @@ class ConsumeQueue(QueueFiles):
         return UNIT.unpack(unit) if unit else None
 
     def peek(self, offset: int) -> tuple[int, int, int] | None:
-        """Does the same as `unit` without mapping the file. Used to read one unit of each of many queues."""
+        """Does the same as `unit` without mapping the file. Meant for reads of one unit from each of many queues."""
         if not 0 <= offset < self.max_offset:
             return None
         base, at = self._place(offset)
@@ -128,13 +128,14 @@ class ConsumeQueue(QueueFiles):
     def write_behind(self, units: bytes | bytearray) -> None:
         """Writes units after the last one, across files if needed. `count_written` makes them visible.
 
-        Raises as `preallocate` does. Units that were partly written point to no record, and recovery drops them.
+        Raises as `preallocate` does. After an error, some units may be written. They point to no record, and recovery
+        drops them.
         """
         count = len(units) // UNIT_SIZE
         self._need_file(count)
         pieces = self._pieces(self.max_offset + count)
         for base, _, _ in pieces:
-            # Map all files first. If one failed later, the files before it would contain partial data.
+            # Maps all files first. If a later file failed, the earlier files would contain partial data.
             self._map(self._files[base])
         begin = 0
         for base, at, size in pieces:

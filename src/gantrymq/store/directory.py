@@ -1,7 +1,7 @@
 """Locks a store directory for one process and detects a crash of its last user. Uses the files `lock` and `abort`.
 
-There are two locks. Java's broker also locks the file `lock`. A second lock on the directory itself still works if
-somebody deletes that file. Checking the file from time to time instead would leave a moment in which two brokers run.
+There are two locks. The first one, on the file `lock`, also excludes Java's broker. The second one, on the directory,
+works even if somebody deletes that file. Periodic checks for the file would leave a moment in which two brokers run.
 
 The log's directory has its own lock (`LogFiles`), because it can be inside another broker's store.
 """

@@ -34,7 +34,7 @@ _AT_ONCE_AT_LAST = 16
 
 
 class Flusher:
-    """A thread that runs a round every `interval_s`, one when it is woken, and a last one when it is stopped."""
+    """A thread that runs a round every `interval_s`, after each `wake`, and once more when it is stopped."""
 
     def __init__(self, name: str, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         self._name = name
@@ -89,7 +89,7 @@ class Flusher:
 
 
 class LogFlusher(Flusher):
-    """Flushes the log, at once if a caller waits. After a failed flush, it rejects records until one succeeds."""
+    """Flushes the log, at once if a caller waits. After a failed flush, the log rejects records until one succeeds."""
 
     def __init__(self, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         super().__init__("log flusher", commit_log, interval_s, report)
@@ -186,7 +186,7 @@ class QueueFlusher(Flusher):
         self.wake()
 
     def claim_no_more(self, physical_offset: int, timestamp: int) -> None:
-        """Limits the checkpoint to this physical offset and timestamp, and to existing index files.
+        """Lowers the checkpoint to this physical offset and timestamp at most, and to the index files that exist.
 
         Called before data is deleted, while the thread is stopped. Raises OSError.
         """

@@ -23,7 +23,7 @@ class GetResult:
     """The records found by a read: `message_count` records of `size` bytes in total.
 
     `buffers` has slices of the mapped log, or copies of small records. If `suggest_pulling_from_slave` is set, the
-    consumer lags so far that the records are probably not in the page cache.
+    records are probably not in the page cache, because the consumer lags far behind.
     """
 
     __slots__ = (

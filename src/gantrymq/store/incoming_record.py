@@ -1,4 +1,4 @@
-"""Checks the length fields of a record that arrives in pieces. Returns the bytes needed, or why it is none."""
+"""Checks the length fields of a record that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _HOST_V6_MORE = HOST_SIZE_V6 - HOST_SIZE_V4
 def size_of_next(buffer: bytes, pos: int, physical_offset: int, room: int) -> int:
     """Returns the size of the record or blank at `pos`.
 
-    If it is incomplete, returns the number of bytes needed for the next check, which is more than the buffer has.
-    `room` is the number of bytes to the end of the file. Each length field is checked as soon as it has arrived. A
+    If the record is incomplete, returns the number of bytes needed for the next check, which is more than the buffer
+    has. `room` is the number of bytes to the end of the file. Each length field is checked as soon as it has arrived. A
     damaged length could otherwise block all later data. Raises RecordError if the data is not a valid record.
     """
     available = len(buffer) - pos

@@ -53,13 +53,13 @@ class Piece(NamedTuple):
 def entries_of(view: memoryview, base: int, at: int, end: int, skip: int, key_hash: KeyHash) -> Piece:
     """Returns the entries of some records between the positions `at` and `end` of a log file.
 
-    The file starts at the physical offset `base`. The first `skip` entries of the first record are left out.
+    The file starts at the physical offset `base`. The result omits the first `skip` entries of the first record.
     """
     if not skip and (piece := _native_entries_of(view, base, at, end)) is not None:
         return piece
     last: int | None = None
     entries: list[Entry] = []
-    # Number of keys that are already done of the record at which the next piece starts.
+    # Number of keys of the next piece's first record that are already in the index.
     keys_done = 0
     read = 0
     for _ in range(_RECORDS):

@@ -69,7 +69,7 @@ def file_size(hash_slots: int, max_entries: int) -> int:
 
 
 def read_header(path: Path) -> IndexHeader:
-    """Returns the header of a file. Raises StoreError if it has none."""
+    """Returns the header of a file. Raises StoreError if the file has no header."""
     try:
         fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
         try:
@@ -82,7 +82,7 @@ def read_header(path: Path) -> IndexHeader:
 
 
 class IndexFile:
-    """The index file at `path`, with `hash_slots` slots and `max_entries` entries, of which the first is never used.
+    """The index file at `path`, with `hash_slots` slots and `max_entries` entries. The first entry is never used.
 
     `header` contains the initial values of a new file. `put` changes them in memory; `write_header` writes them.
     """
@@ -101,7 +101,7 @@ class IndexFile:
             self.hash_slot_count,
             self.index_count,
         ) = header
-        #: Whether the file has left the store. It must not be read, and mapping it must not create it again.
+        #: Whether the file was removed from the store. It must then not be read, mapped or created again.
         self.is_gone = False
         self._preallocation = preallocation
         #: Entries can be written without a check up to the file position `_limit`. `_needed` is the end of the
@@ -177,7 +177,7 @@ class IndexFile:
         return entries.put(start, count, mapping, self.hash_slots, number, self.begin_timestamp)
 
     def need_file(self, end: int = 0) -> None:
-        """Ensures that blocks are reserved up to `end`, and at least for the first entry. Requests more early.
+        """Ensures that blocks are reserved up to `end`, and at least for the first entry. Requests more in advance.
 
         Raises StoreBusy, StoreFull or StoreError as `Preallocation.need` does.
         """
@@ -267,7 +267,7 @@ class IndexFile:
         return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
 
     def chain(self, key_hash: int) -> Iterator[IndexEntry]:
-        """Yields the entries of the hash's slot, the newest first. They can have other hashes.
+        """Yields the entries of the hash's slot, newest first. Some entries can have other hashes.
 
         Between two entries the file may be unmapped and is then mapped again. If it is deleted, the chain ends.
         """
@@ -275,7 +275,7 @@ class IndexFile:
             return
         (number,) = _unpack_slot(self._file.map(), HEADER_SIZE + key_hash % self.hash_slots * 4)
         newest = self.index_count
-        # Numbers decrease along a chain. In a damaged file they may not, and the chain ends there.
+        # Numbers decrease along a chain. In a damaged file, the chain ends where they do not.
         while 0 < number < newest:
             entry = self.entry(number)
             yield entry

@@ -35,7 +35,7 @@ class JsonConfigFile:
         self._writing = threads.Lock()
 
     def load(self, check: Callable[[bytes], object] = _looks_whole, *, can_be_rebuilt: bool = False) -> bytes | None:
-        """Returns the content, or that of the backup if the file is damaged or missing; None if neither exists.
+        """Returns the content of the file, or of the backup if the file is damaged or missing; None if neither exists.
 
         A damaged file is renamed with the suffix `.damaged`.
 
@@ -81,8 +81,8 @@ class JsonConfigFile:
     def write(self) -> None:
         """Writes the content of the last `put`, unless it has been written, and flushes it to disk.
 
-        Any number of threads may call this; the last content set always wins. Raises StoreError; the content is then
-        not written.
+        Threads may call this concurrently; the file always gets the content of the last `put`. After StoreError, the
+        content is not written.
         """
         with self._writing:
             data = self._newest

@@ -12,8 +12,8 @@ from gantrymq.store.index_keys import TAGS_PREFIX, keys_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.system.clock import monotonic
 
-#: A search in progress. Each `next` runs some milliseconds of it. At the end, StopIteration contains the physical
-#: offsets.
+#: A search in progress. Each `next` continues the search for some milliseconds. At the end, StopIteration contains the
+#: physical offsets.
 Search = Generator[None, None, list[int]]
 
 #: Duration of one step of a search, in seconds.
@@ -108,7 +108,7 @@ class KeyLookup:
         return found[::-1]
 
     def _read(self, physical_offset: int) -> tuple[bytes, bytes]:
-        """Returns topic and properties of the record at this offset, or empty. Skips the body: it can be large."""
+        """Returns a record's topic and properties, empty if it can't be read. Skips the body, which can be large."""
         found = self._log.view_at(physical_offset)
         if found is None:
             return b"", b""

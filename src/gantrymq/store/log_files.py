@@ -2,7 +2,7 @@
 
 Only the flusher's thread calls fsync. A new file is in its directory, but its directory entry may not be on disk yet.
 `CommitLog.flush` does not count data in the file as flushed before the entry is on disk. A power failure can therefore
-leave a later file without this one; `load` then ends the log before the gap. The alternative, an fsync before a file is
+lose this file but not a later one; `load` then ends the log before the gap. The alternative, an fsync before a file is
 used, would delay the writer.
 """
 
@@ -66,9 +66,9 @@ class LogFiles:
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> int:
         """Locks the directory if it exists and finds the files. Returns the end of the last file.
 
-        If a file is missing and a power failure can be the reason, the log ends there. This requires that the
-        checkpoint does not claim data from there on to be on disk. Raises StoreLocked, and StoreError if the files
-        can't belong to one log.
+        If a power failure can be the reason for a missing file, the log ends before it. A power failure is excluded if
+        the checkpoint says that later data is on disk. Raises StoreLocked, and StoreError if the files can't belong to
+        one log.
         """
         if files.is_directory(self.directory):
             self._lock_directory()

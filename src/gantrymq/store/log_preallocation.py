@@ -9,14 +9,14 @@ from gantrymq.store.log_files import LogFiles
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.system import threads
 
-#: Blocks are reserved in pieces of this size, in bytes. The next one is reserved when half of a piece is used.
+#: Blocks are reserved in pieces of this size, in bytes. When half of a piece is used, the next piece is reserved.
 RESERVE = 64 * 1024 * 1024
 
 
 class LogPreallocation:
     """Preallocates space for a log that ends at the physical offset `position()`. `preallocation` has the thread.
 
-    `need` and `need_for_copy` raise StoreBusy while a file is preallocated, and StoreFull or StoreError if it can't be.
+    `need` and `need_for_copy` raise StoreBusy while a file is preallocated, and StoreFull or StoreError if that fails.
     """
 
     def __init__(self, files: LogFiles, preallocation: Preallocation, position: Callable[[], int]) -> None:
@@ -54,7 +54,7 @@ class LogPreallocation:
 
     @property
     def is_closed(self) -> bool:
-        """Whether other requests wait for space, so that new ones must not overtake them."""
+        """Whether requests wait for space. If so, new requests must not overtake them."""
         return self._preallocation.is_closed_for(self._make_needed)
 
     def forget(self) -> None:

@@ -115,7 +115,7 @@ class LogReader(Iterable[Record]):
 
 
 def _check(record: Record, physical_offset: int) -> None:
-    """Checks the fields that the record's CRC does not cover, because it covers only the body. Raises RecordError."""
+    """Checks the fields outside of the body, which the record's CRC does not cover. Raises RecordError."""
     if record.physical_offset != physical_offset:
         raise RecordError(f"it says that it is at {record.physical_offset}")
     check_places(record.queue_id, record.queue_offset, physical_offset)

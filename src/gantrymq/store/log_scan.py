@@ -1,4 +1,4 @@
-"""Scans the log for records that contain certain bytes. Takes 1 us per record, as it decodes no others."""
+"""Scans the log for records that contain certain bytes. Takes 1 us for each other record, which is not decoded."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Each message is indexed by its UNIQ_KEY and each of its KEYS, as `topic#key`. It is also indexed by its TAGS, as
 `topic#T#tags` (new in RocketMQ 5.5). ROLLBACK messages and half messages from batches are excluded. `append` does not
 update the index. Instead, `build` reads the log in short slices, in the broker's thread, when there is time.
-`behind_bytes` is the amount that remains. The last file need not be on disk. After a crash, files that may be
-incomplete are deleted and rebuilt.
+`behind_bytes` is the size of the log that is not indexed yet. The last index file need not be on disk. After a crash,
+files that may be incomplete are deleted and rebuilt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of entries that one query reads. A key that every message has would otherwise read all entries.
 _MAX_STEPS = 200_000
-#: Maximum number of entries that are dropped one by one. It takes about 0.1 s.
+#: Maximum number of entries to drop one by one, in about 0.1 s.
 _MOST_DROPPED = 100_000
 #: After this many entries the caller may do other work.
 _STEPS = 64
@@ -187,7 +187,7 @@ class MessageIndex:
         return self.position == commit_log.position
 
     def _build_slice(self) -> None:
-        """Adds some records of one log file. Of the last record, it may add only some keys."""
+        """Adds some records of one log file. It may add only some keys of the last record."""
         position = self.position
         found = self._log.view_at(position)
         assert found is not None
@@ -300,7 +300,7 @@ class MessageIndex:
 
     @staticmethod
     def _is_later(entry: IndexEntry, end_ms: int) -> bool:
-        # The time of an entry has no fraction of a second. That of the first entry differs; see `put`.
+        # The time of an entry is in whole seconds. The first entry's time differs; see `put`.
         return entry.timestamp > end_ms and entry.number > 1
 
     # -- flushing and removing files ----------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class MessageIndex:
         self._unflushed = deque(file for file in self._unflushed if file in kept)
         self.flushed_timestamp = min(self.flushed_timestamp, kept[-1].end_timestamp if kept else 0)
         if self._next is not None:
-            # It continues a file that is dropped.
+            # The new file would continue a file that is dropped.
             dropped.append(self._next)
             self._next = None
         cut = dropped[0]

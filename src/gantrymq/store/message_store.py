@@ -50,7 +50,7 @@ class MessageStore:
 
     def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None, waits: bool = True) -> None:
         self.config = config
-        #: This much of the log's end is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
+        #: Size of the log's end that is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
         self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
         self._jobs = Jobs() if jobs is None else jobs
@@ -153,7 +153,7 @@ class MessageStore:
         config = self.config
         self.in_memory_bytes = _in_memory_bytes(config)
         if config.message_index_enable and not self._is_indexed:
-            # The index from before it was switched off is kept, as far as it is certainly on disk.
+            # The index was off before. Its old files are kept as far as they are certainly on disk.
             self._index.open(0, was_aborted=True)
             self._is_indexed = True
         if self._threads is not None:
@@ -299,7 +299,7 @@ class MessageStore:
             self._log.take_in_turn()
 
     def open_wait_queue(self) -> None:
-        """Lets the waiting callers retry. On StoreBusy, a caller stays before later ones with the same need."""
+        """Lets the waiting callers retry. After StoreBusy, a caller stays before later callers with the same need."""
         self._preallocation.has_wait_queue = False
 
     def end_wait_queue(self, *, anew: bool = False) -> None:
@@ -315,7 +315,7 @@ class MessageStore:
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
         """Calls `callback` when the records up to a physical offset are on disk, or with the error that prevents this.
 
-        It runs in the flusher's thread. All callbacks that are added during a flush share the next fdatasync.
+        The callback runs in the flusher's thread. All callbacks that are added during a flush share the next fdatasync.
         """
         self._open_threads().log_flusher.when_flushed(callback)
 
@@ -366,7 +366,7 @@ class MessageStore:
             result.status = GetStatus.OFFSET_OVERFLOW_ONE
         elif offset > max_offset:
             # The consumer had messages that a power failure destroyed. It continues at the recovered end of the queue,
-            # because messages stored there since then are new to it.
+            # because all later messages are new to it.
             end_now = max_offset if queue.recovered_end is None else max(queue.recovered_end, min_offset)
             result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, end_now
         else:
@@ -405,7 +405,7 @@ class MessageStore:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why nothing can be stored, such as a full or failing disk; None if messages are accepted."""
+        """The reason why the store rejects messages, such as a full or failing disk; None if it accepts messages."""
         return self._log.trouble
 
     def confirmed_end(self, queue: ConsumeQueue) -> int:

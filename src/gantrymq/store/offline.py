@@ -65,7 +65,7 @@ class OfflineLog:
     def __init__(self, directory: Path) -> None:
         self.files = [LogFile(directory / f"{base:020d}", base, size) for base, size in list_files(directory).items()]
         self.min_offset = self.files[0].base if self.files else 0
-        #: The end of the last file. The records end before it.
+        #: The end of the last file. The records end before this position.
         self.limit = self.files[-1].base + self.files[-1].length if self.files else 0
         self._mapped: tuple[memoryview, int] | None = None
 
@@ -226,7 +226,7 @@ def offline_queues(directory: Path, opened: OpenFiles) -> dict[tuple[str, int], 
 
 
 class QueueSummary(NamedTuple):
-    """A queue's range of offsets. `first_offset` is that of the oldest unit; its message may have been deleted."""
+    """A queue's range of offsets, from its oldest unit at `first_offset`. The unit's message may have been deleted."""
 
     topic: str
     queue_id: int

@@ -1,4 +1,4 @@
-"""Raises the limit of open files for a broker process. Most of them are connections."""
+"""Raises the limit of file descriptors for a broker process. Most descriptors are connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WANTED = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """Raises the soft limit of descriptors, if useful and allowed. Returns it. Only for a broker's own process."""
+    """Raises the soft limit of descriptors, if useful and allowed, and returns it. For a broker's own process only."""
     soft, hard = files.descriptor_limits()
     wanted = min(_WANTED, hard)
     if wanted > soft:

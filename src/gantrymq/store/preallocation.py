@@ -48,12 +48,13 @@ class Preallocation:
         #: `wanted` are the operations that the waiting callers need, `for_all` those that all callers need: the log's.
         self.wanted: set[Work] = set()
         self.for_all: set[Work] = set()
-        #: While callers wait: the operations for which one of them got StoreBusy. Later callers get StoreBusy, too.
+        #: While callers wait, the operations for which a waiting caller got StoreBusy. Later callers get StoreBusy,
+        #: too.
         self.refused: set[Work] | None = None
         self._report = report
         #: Requested operations in the order of execution, each only once.
         self._asked: dict[Work, None] = {}
-        #: Failed operations and their errors. They are repeated.
+        #: Failed operations, which are repeated, and their errors.
         self._problems: dict[Work, Refusal] = {}
         self._callbacks: deque[Work] = deque()
         #: Serializes the preallocation of queue files, because a new queue can have the path of a deleted one. The log

@@ -65,7 +65,7 @@ class QueueFiles:
         return next(iter(self._files), 0) // UNIT_SIZE
 
     def next_file_offset(self, offset: int) -> int:
-        """Returns the queue offset at which the file after the one of `offset` starts (`rollNextFile`)."""
+        """Returns the first queue offset of the file after the file with `offset` (`rollNextFile`)."""
         per_file = self._file_size // UNIT_SIZE
         return offset - offset % per_file + per_file
 

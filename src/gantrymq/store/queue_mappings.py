@@ -27,7 +27,8 @@ class _Entry:
 
     def __init__(self, queue: MappingQueue) -> None:
         self.queue = queue
-        #: The queue's end when this file was last kept. At first, it includes the message that the file is mapped for.
+        #: The queue's end when this file was last kept. Its initial value includes the message for which the file is
+        #: mapped.
         self.written_until = queue.max_offset + 1
 
 
@@ -48,7 +49,7 @@ class QueueMappings:
 
     def map(self, file: MappedFile, queue: MappingQueue) -> None:
         """Maps a file of a queue. Raises StoreFull or StoreError."""
-        # Unmap others first, so that this file isn't selected.
+        # Unmaps other files first, so that this file isn't selected.
         while len(self._files) >= self._limit:
             self._unmap_oldest()
         file.map()

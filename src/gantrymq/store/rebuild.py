@@ -1,4 +1,4 @@
-"""Rebuilds queues and index from the log. This is the only offline tool that writes; it locks the store."""
+"""Rebuilds queues and index from the log. No other offline tool writes to a store. The rebuild locks it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
 
 
 def _keep_expired(replaced: Path, queues: Path, min_offset: int) -> None:
-    """Copies the queues whose messages have all expired. Only they contain their next queue offset."""
+    """Copies the queues whose messages have all expired. Only their files have the next queue offset."""
     opened = OpenFiles()
     try:
         for queue in offline_queues(replaced, opened).values():

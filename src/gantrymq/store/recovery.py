@@ -65,7 +65,7 @@ class Recovery:
         self._closed_at = 0
         #: The first record that a power failure may have damaged in a part that no checksum covers.
         self.torn_at: int | None = None
-        #: From this physical offset on, data may be missing on disk.
+        #: Data from this physical offset on may be missing on disk.
         self._unsure_from: int | None = None
 
     def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
@@ -121,7 +121,7 @@ class Recovery:
             return False
         physical_offset, size, _ = unit
         if size == FILLER_SIZE or (size and 0 <= physical_offset < self._log.min_offset):
-            return True  # This can't be checked any more.
+            return True  # The record has been deleted, so it can't be checked.
         try:
             record = self._log.read(physical_offset, check_crc=False)
         except (RecordError, StoreError):
@@ -272,7 +272,7 @@ class Recovery:
         return True
 
     def _is_wanted(self, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """Returns whether the unit of the record at this offset is to be written in the current pass over the log."""
+        """Returns whether the current pass over the log has to write the unit of the record at this offset."""
         return queue not in self._behind and (queue.exists or physical_offset >= self._closed_at)
 
     def _is_unsure(self, record: Record) -> bool:

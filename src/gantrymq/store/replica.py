@@ -2,7 +2,7 @@
 
 Data arrives as in the master's log. An incomplete record stays in memory. A complete record is checked before it is
 visible in log or queues. The checks cover its length, its position and the CRC of its body. If the record has a CRC of
-its whole content (`record_crc`), that is checked, too. Other fields can't be verified.
+its whole content (`record_crc`), this CRC is checked, too. Other fields can't be verified.
 
 A queue offset that isn't the next one of its queue is rare. Such a record is rejected once and accepted if the same
 data arrives again. Offset 0 starts the queue again, because its topic was deleted.
@@ -91,7 +91,7 @@ class Replica:
         self._wanted = 0
         #: Number of bytes of the next data that were stored before StoreBusy was raised.
         self._repeated = 0
-        #: Queues with new messages that no caller has been notified of.
+        #: Queues with new messages that no call has returned yet.
         self._changed_queues: dict[ConsumeQueue, None] = {}
         #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
@@ -119,7 +119,8 @@ class Replica:
     def begin_anew(self, physical_offset: int) -> None:
         """Deletes all messages. The log is then empty and starts at this offset, which is the start of a file.
 
-        A slave calls this if it lags so far that its master has deleted the data that it needs. Raises StoreError.
+        A slave calls this if the master has already deleted the data after the end of the slave's log. Raises
+        StoreError.
         """
         self._check_copy()
         if physical_offset < 0 or physical_offset % self._log.file_size:
@@ -205,7 +206,7 @@ class Replica:
         return self._notify()
 
     def confirm(self, physical_offset: int) -> list[ConsumeQueue]:
-        """Sets the confirm offset. Records after it are not visible until it covers them.
+        """Sets the confirm offset. A record is not visible until the confirm offset has passed it.
 
         Used in controller mode. All records are visible before the first call and after `set_slave`. Returns the queues
         with new messages. Raises StoreBusy, StoreFull or StoreError; the caller may try again.
@@ -262,7 +263,7 @@ class Replica:
             if pos + FIXED_SIZE_V4 <= end:
                 size, magic, crc, queue_id, queue_offset, place, sys_flag, stored, body_length = _unpack(buffer, pos)
                 stop = pos + size
-                # Applies to almost every record. All others are checked below.
+                # Almost every record meets this condition. All others are checked below.
                 if (
                     magic == MAGIC_V1
                     and place == first + pos
@@ -379,7 +380,7 @@ class Replica:
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
         """Makes `queue_offset` the next offset of the queue and returns the queue. Raises RecordError in doubt."""
         if self._held.next_offset(queue) != queue.max_offset:
-            # The queue is going to be replaced, so its pending units are written first.
+            # The queue will be replaced, so its pending units are written first.
             self._held.show(self._changed_queues)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)

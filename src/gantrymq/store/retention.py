@@ -1,6 +1,6 @@
 """Decides which log files expire and when the disk is too full for messages (`CleanCommitLogService`).
 
-It gets the time and the disk usage as arguments. `cleaner` deletes the files.
+The time and the disk usage are arguments. `cleaner` deletes the files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Retention:
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
-        #: Whether a request demands the deletion of expired files at any hour.
+        #: Whether an administrator has requested the deletion of expired files at any hour.
         self.is_asked = False
 
     def plan(self, now_ms: int, used_percent: float) -> Cleaning:
-        """Returns the plan for a round. `now_ms` is since the epoch. `used_percent` is that of the fullest disk."""
+        """Returns the plan for a round. `now_ms` is since the epoch. `used_percent` refers to the fullest disk."""
         config = self._config
         is_full = used_percent > config.disk_space_warning_level_ratio
         is_urgent = is_full or used_percent > config.disk_space_clean_forcibly_ratio

@@ -67,7 +67,7 @@ class StoreThreads:
     def alone(self, end: int) -> Iterator[None]:
         """Stops the threads within the context, and limits the checkpoint to data before the physical offset `end`.
 
-        It flushes everything first, which is slow, so use it for rare operations only. Raises StoreError or OSError.
+        All data is flushed first, which is slow, so use this for rare operations only. Raises StoreError or OSError.
         """
         self.stop()
         try:

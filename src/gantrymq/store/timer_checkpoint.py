@@ -51,7 +51,7 @@ class TimerCheckpoint(NamedTuple):
 
 
 def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
-    """Returns the content of the file; zeros if it is missing or invalid. Zeros mean that nothing is known.
+    """Returns the content of the file; zeros if it is missing or invalid. Zeros mean that the progress is unknown.
 
     It is invalid if it is damaged, or if messages due after `latest_ms` would have been delivered. Raises StoreError if
     the file can't be read.

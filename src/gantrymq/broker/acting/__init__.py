@@ -1,9 +1,9 @@
 """Acting masters (`enableSlaveActingMaster`): a slave does the work of its master while the master is down.
 
-The slave with the lowest id delivers delayed and popped messages, and has other brokers check open transactions. Its
-log stays a copy, so these messages go to brokers of other names. Start with `acting_master.py`. `members` queries the
-NameServers, `escaped_message` converts a message, `escape_bridge` sends it to another broker. When the master is back,
-`pre_online` takes over the progress of the slave.
+The slave with the lowest id delivers delayed and popped messages, and has other brokers check open transactions. The
+slave's log stays a copy of the master's, so brokers with other names store these messages. Start with
+`acting_master.py`. `members` queries the NameServers, `escaped_message` converts a message, `escape_bridge` sends it to
+another broker. When the master is back, `pre_online` takes over the progress of the slave.
 """
 
 from __future__ import annotations

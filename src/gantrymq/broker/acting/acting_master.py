@@ -1,9 +1,9 @@
 """Decides whether a slave is the acting master (`BrokerController.updateMinBroker`).
 
-With `enableSlaveActingMaster`, a broker sends a heartbeat (BROKER_HEARTBEAT) to the NameServers each second, so that
-these soon detect a failed broker. It also queries the list of live brokers each second. A NameServer reports a change
-with NOTIFY_MIN_BROKER_ID_CHANGE. Any client can send this request, so the broker ignores its content and queries the
-list.
+With `enableSlaveActingMaster`, a broker sends a heartbeat (BROKER_HEARTBEAT) to the NameServers each second, so that a
+NameServer detects a failed broker soon. It also queries the list of live brokers each second. A NameServer reports a
+change with NOTIFY_MIN_BROKER_ID_CHANGE. Any client can send this request, so the broker ignores its content and queries
+the list.
 
 Decision record: docs/decisions/acting-masters.md.
 """
@@ -34,7 +34,7 @@ log = peer_log(__name__)
 
 #: Pause before a failed operation is repeated, in seconds.
 _AGAIN_S = 0.5
-#: After a returned master has contacted this slave, the slave does not become acting master for this time, in seconds.
+#: A slave does not become acting master for this time after its master came back and contacted it, in seconds.
 _BACK_S = 5.0
 
 
@@ -111,7 +111,7 @@ class ActingMaster(Feature):
             self._count()
 
     def _name_servers_changed(self) -> None:
-        """Starts to send heartbeats to new NameServers. Ends those to removed ones."""
+        """Starts to send heartbeats to new NameServers, and ends the heartbeats to removed NameServers."""
         if not self._is_started:
             return
         for name_server in self._beating.keys() - set(self._config.name_servers):
@@ -197,6 +197,6 @@ class ActingMaster(Feature):
     def _count(self) -> None:
         if self._config.enable_slave_acting_master and self._config.broker_role is not BrokerRole.SLAVE:
             self._slave_count = len(self._replication.slaves())
-            # This broker counts even if no NameServer lists it.
+            # This broker is alive, even if no NameServer lists it.
             alive = len(self.members.keys() | {self._config.broker_id})
             self._pending_responses.replicas_changed(self._replication.in_sync_count(), alive)

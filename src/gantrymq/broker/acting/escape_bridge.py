@@ -22,7 +22,7 @@ from gantrymq.system.clock import now_ms
 _TIMEOUT_MS = 3000
 #: Maximum number of brokers that are tried for a message before the caller has to retry.
 _MOST_BROKERS = 3
-#: Response codes that mean that the other broker has stored the message.
+#: With one of these response codes, the other broker has stored the message.
 _STORED = {
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -59,8 +59,8 @@ class EscapeBridge:
     def append_again(self, record: Record, queue: ConsumeQueue, properties: bytes, reconsume_times: int) -> PutResult:
         """Stores a message at another broker. Raises StoreBusy until the send has finished.
 
-        Raises StoreError if no broker accepts the message now, and IllegalMessage if no broker ever could. The physical
-        offset in the result is meaningless.
+        Raises StoreError if no broker accepts the message at present, and IllegalMessage if the message itself is
+        invalid. The physical offset in the result is meaningless.
         """
         own = self._own.get(queue.topic)
         if own is not None:
@@ -93,7 +93,7 @@ class EscapeBridge:
         await asyncio.gather(*sends, return_exceptions=True)
 
     async def _send(self, record: Record, message: EscapedMessage, reconsume_times: int) -> PutResult:
-        """Tries up to `_MOST_BROKERS` brokers, each one once."""
+        """Sends the message to up to `_MOST_BROKERS` different brokers, one after the other, until one accepts it."""
         asked: set[str] = set()
         problem: Exception | str | None = None
         while len(asked) < _MOST_BROKERS:
@@ -116,7 +116,7 @@ class EscapeBridge:
                     return PutResult(told.queue_offset, 0, len(record.body), now_ms())
                 problem = f"{queue.address} answers {answer.code}: {answer.remark}"
             self._queues.failed(message.topic, queue)
-        # The caller retries after a StoreError. Later the master may store the message.
+        # The caller retries after a StoreError. By then, the master may be back.
         raise StoreError(f"no broker of another name takes a message for {message.topic!r}: {problem}")
 
     async def _ask(

@@ -12,7 +12,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, MULTI_TAGS, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 
-#: The flags that belong to the message. All others describe its record in this log.
+#: The flags that belong to the message. All other flags describe its record in this log.
 _KEPT = COMPRESSED | MULTI_TAGS | COMPRESSION_MASK
 _WAITING = (
     names.TIMER_OUT_MS,
@@ -23,7 +23,7 @@ _WAITING = (
     names.TIMER_ROLL_TIMES,
     names.REAL_QUEUE_ID,
 )
-#: A Java long has fewer digits.
+#: No Java long has more digits.
 _MOST_DIGITS = 20
 _TIMED = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 
@@ -40,8 +40,8 @@ class EscapedMessage(NamedTuple):
 def escaped_message(record: Record, topic: str, properties: bytes) -> EscapedMessage:
     """Converts a message of the log into a send to `topic`, with the given properties.
 
-    A delayed message waits at the other broker for the rest of its delay. A half message becomes a half message there,
-    so that broker checks its transaction. Raises IllegalMessage if a required property is missing or invalid.
+    A delayed message waits at the other broker for the rest of its delay. A half message stays a half message, so the
+    other broker checks its transaction. Raises IllegalMessage if a required property is missing or invalid.
     """
     fields = decode_properties(properties)
     sys_flag = record.sys_flag & _KEPT

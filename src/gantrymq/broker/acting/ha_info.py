@@ -18,7 +18,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 log = peer_log(__name__)
 
-#: Name of the source if a master sent its own address. All other sources are addresses of NameServers.
+#: Name of the source of an address that the master itself sent. All other sources are addresses of NameServers.
 _FROM_MASTER = "EXCHANGE_BROKER_HA_INFO"
 
 
@@ -50,9 +50,9 @@ class HaInfo(Feature):
             if replication.is_slave:
                 log.info("%s reports the master %s", connection.address, header.master_address)
                 if self._config.enable_slave_acting_master:
-                    # The master next queries the delivery progress of this slave, so the slave must not replace it with
-                    # the master's old progress. It therefore copies tables only after a NameServer lists the master,
-                    # and stops delivery now.
+                    # The master next queries the delivery progress of this slave. The slave must not replace this
+                    # progress with the master's old one. It therefore stops delivery, and copies tables only after a
+                    # NameServer lists the master.
                     replication.connect_to(header.master_ha_address)
                     connection.respond_with(request, self._stand_back())
                     return None

@@ -17,8 +17,8 @@ _TIMEOUT_MS = 1000
 async def members_of(config: BrokerConfig, remoting: RemotingClient) -> dict[int, str]:
     """Returns host:port by broker id, from the first NameServer that responds.
 
-    The result is empty if no NameServer is configured or the NameServer does not have the name. Raises GantryError if
-    none responds.
+    The result is empty if no NameServer is configured, or if no broker of this name is registered. Raises GantryError
+    if no NameServer responds.
     """
     header = GetBrokerMemberGroupRequestHeader(cluster_name=config.broker_cluster_name, broker_name=config.broker_name)
     problem: GantryError | None = None
@@ -26,7 +26,7 @@ async def members_of(config: BrokerConfig, remoting: RemotingClient) -> dict[int
         request = RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, header)
         try:
             answer = await remoting.call(name_server, request, _TIMEOUT_MS)
-            # This body has the field `brokerMemberGroup`, as a controller's response has.
+            # The body has the field `brokerMemberGroup`, like a response of a controller.
             body = decode_json(answer.body, ElectMasterResponseBody) if answer.body else ElectMasterResponseBody()
         except GantryError as e:
             problem = problem or e

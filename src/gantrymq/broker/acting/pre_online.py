@@ -26,8 +26,8 @@ _TIMEOUT_MS = 3000
 class PreOnline(Feature):
     """Queries the slaves that NameServers list, before the broker starts to deliver messages.
 
-    The start of a broker must not depend on other brokers. If a slave does not respond, it is skipped, and the messages
-    that it delivered are delivered again.
+    The start of a broker must not depend on other brokers. A slave that does not respond is skipped. The master then
+    delivers again what this slave delivered.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Caches the queues that brokers of other names have for a topic (`TopicRouteInfoManager`)."""
+"""Caches the queues of each topic on brokers of other names (`TopicRouteInfoManager`)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class RemoteQueue(NamedTuple):
 
 
 class TopicRouteInfo:
-    """Selects the queues of other brokers that the broker of `config` can write to, in rotation."""
+    """Selects a queue of another broker for each message, in rotation."""
 
     def __init__(self, config: BrokerConfig, remoting: RemotingClient) -> None:
         self._config = config
         self._remoting = remoting
         #: Queues by topic, each with the time at which the entry expires.
         self._known: dict[str, tuple[float, list[RemoteQueue]]] = {}
-        #: host:port of brokers that failed to accept a message, with the time until which they are avoided.
+        #: host:port of each broker that failed to accept a message -> end of the time for which it is avoided.
         self._avoided: dict[str, float] = {}
         self._turns = count()
 

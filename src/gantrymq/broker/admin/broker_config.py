@@ -37,7 +37,7 @@ from gantrymq.store.config import StoreConfig
 
 log = peer_log(__name__)
 
-#: Maximum size of a change, in bytes. All keys together have 6 KiB. Parsing 64 KiB takes 20 ms.
+#: Maximum size of a change, in bytes: parsing it takes 20 ms. All keys together have 6 KiB.
 MAX_CHANGE_BYTES = 64 * 1024
 #: Java's list of keys that can't be changed (`AdminBrokerProcessor.initConfigBlackList`).
 _BLACK_LIST = {"brokerConfigPath", "configBlackList", "rocketmqHome"}
@@ -139,7 +139,7 @@ class BrokerConfigAdmin(Feature):
 def properties_of(config: BrokerConfig) -> dict[str, str]:
     """Returns the configuration of a broker, its store and its replication. Java has them in one file.
 
-    Passwords and the access control settings are left out.
+    The result omits passwords and the settings of access control.
     """
     properties = to_properties(config) | to_properties(config.store) | to_properties(config.replication)
     for key in ("store", "replication", "auth", *SECRET_KEYS, *tls.SECRET_KEYS):
@@ -148,7 +148,7 @@ def properties_of(config: BrokerConfig) -> dict[str, str]:
 
 
 def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
-    """Raises ConfigError if a number is out of range. At start, it would silently be set to the limit."""
+    """Raises ConfigError if a number is out of range. At start, such a number is silently set to the limit."""
     for key, value in changes.items():
         with suppress(ValueError):
             if (wanted := float(value)) != (bound := float(taken[key])):
@@ -157,7 +157,7 @@ def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copies every value but those read only at start. A controller may have changed the role meanwhile."""
+    """Copies every value that can change while the broker runs. A controller may have changed the role."""
     for field in fields(source):
         if property_key(field) not in READ_AT_START:
             setattr(target, field.name, getattr(source, field.name))

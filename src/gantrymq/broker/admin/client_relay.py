@@ -110,7 +110,7 @@ class ClientRelay(Feature):
         return None
 
     def consumer_status(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the offsets in a topic that each client of a group, or a single one, has in memory."""
+        """Returns the offsets in a topic that the clients of a group, or one of them, have in memory."""
         header = request.read_header(GetConsumerStatusRequestHeader)
         group = self._members.consumers.get(header.group)
         clients = [] if group is None else list(group.clients.values())
@@ -125,7 +125,7 @@ class ClientRelay(Feature):
     async def _statuses(
         self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
     ) -> RemotingCommand:
-        """Collects the clients' offsets concurrently (Java: one by one), without clients that don't respond in time."""
+        """Collects the clients' offsets concurrently (Java: one by one). Omits clients that don't respond in time."""
         body = ConsumerStatusBody()
         size = 0
         deadline = asyncio.get_running_loop().time() + STATUS_LIMIT_S

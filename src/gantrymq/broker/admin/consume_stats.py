@@ -16,7 +16,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
 
-#: Number of queues and of groups that are read in one step of a request. A step takes about 1 ms.
+#: Maximum number of queues, and of groups, that one step of a request reads. A step takes about 1 ms.
 _LOOKED_AT = 50
 _GROUPS_AT_ONCE = 100
 
@@ -43,7 +43,7 @@ class ConsumeProgress(Feature):
         }
 
     def consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns a group's offsets and the ends of its queues; an unknown group or topic has none."""
+        """Returns a group's offsets and the ends of its queues. The result is empty for an unknown group or topic."""
         return self._long_requests.run(connection, request, self._stats_in_steps(request))
 
     def _stats_in_steps(self, request: RemotingCommand) -> Steps:

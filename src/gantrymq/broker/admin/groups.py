@@ -32,7 +32,7 @@ from gantrymq.remoting.long_requests import Steps
 
 log = peer_log(__name__)
 
-#: Number of groups that are checked in one step of a request. A step takes about 1 ms.
+#: Maximum number of groups that one step of a request checks. A step takes about 1 ms.
 _CHECKED_AT_ONCE = 200
 
 

@@ -46,7 +46,8 @@ class MessageAdmin(Feature):
     def query(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Returns the newest records with a key or tags that were stored in a time range.
 
-        If they don't fit into one frame, the oldest are left out. Raises RequestRefused for an unknown index type.
+        If the records don't fit into one frame, the result omits the oldest. Raises RequestRefused for an unknown index
+        type.
         """
         header = request.read_header(QueryMessageRequestHeader)
         index_type = header.index_type or "K"
@@ -79,9 +80,10 @@ class MessageAdmin(Feature):
         size = 0
         for offset in reversed(offsets):
             if offset < self._store.min_physical_offset:
-                # This record and all older ones have been deleted since the search.
+                # This record and all older records were deleted during the search.
                 break
-            # The index has offsets of valid records, so no queue lookup is needed. It includes deleted topics.
+            # The index contains only offsets of valid records, so no queue lookup is needed. It also has records of
+            # deleted topics.
             record = self._store.record_bytes(offset)
             size += len(record)
             if records and size > _MAX_ANSWER_BYTES:

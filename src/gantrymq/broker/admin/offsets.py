@@ -27,9 +27,9 @@ from gantrymq.remoting.long_requests import Steps
 
 log = peer_log(__name__)
 
-#: Number of queues that are read in one step of a request. A step takes about 0.5 ms.
+#: Maximum number of queues that one step of a request reads. A step takes about 0.5 ms.
 _LOOKED_AT = 500
-#: Number of queues that are reset in one step.
+#: Maximum number of queues that one step resets.
 _RESET_AT_ONCE = 1000
 
 _MAX_LONG = 2**63 - 1
@@ -162,7 +162,7 @@ class OffsetAdmin(Feature):
         return None
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns each queue's lowest offset of all groups, or Long.MAX_VALUE above that of `compareGroup`."""
+        """Returns each queue's lowest offset of all groups; Long.MAX_VALUE if it exceeds `compareGroup`'s offset."""
         return self._long_requests.run(connection, request, self._correction_in_steps(request))
 
     def _correction_in_steps(self, request: RemotingCommand) -> Steps:

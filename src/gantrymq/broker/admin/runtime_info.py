@@ -1,7 +1,7 @@
 """Statistics of the broker: GET_BROKER_RUNTIME_INFO and VIEW_BROKER_STATS_DATA.
 
-The keys are those of `AdminBrokerProcessor.prepareRuntimeInfo`. This broker has none of Java's thread pools, so the
-sizes of their queues are 0.
+The keys are those of `AdminBrokerProcessor.prepareRuntimeInfo`. The queue sizes of Java's thread pools are 0, because
+this broker has no such pools.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class RuntimeInfo(Feature):
             self._adding_sizes.wake()
 
     def _add_sizes(self) -> float | None:
-        """Adds a part of the sizes. Returns 0 while there are more."""
+        """Adds a part of the sizes. Returns 0 while other parts follow."""
         return 0.0 if self._stats.add_sizes() else None
 
     def _new_stats(self) -> StatsTable:
@@ -130,7 +130,7 @@ class RuntimeInfo(Feature):
 
     @property
     def _put_total(self) -> int:
-        """The number of messages stored since the start, without those of system topics, as in Java's `BrokerStats`."""
+        """The number of messages stored since the start, without system topics, as in Java's `BrokerStats`."""
         return self._stats.of("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC").total
 
     @property

@@ -1,7 +1,7 @@
 """StatsTable: the statistics of VIEW_BROKER_STATS_DATA, by kind and key (`BrokerStatsManager`, `StatsItemSet`).
 
-Not kept are kinds by queue (QUEUE_PUT_NUMS ...), as in Java with `enableDetailStat=false`, and those that Java uses for
-billing (COMMERCIAL_SEND_TIMES ...).
+The table omits Java's kinds for each queue (QUEUE_PUT_NUMS ...), as Java does with `enableDetailStat=false`. It also
+omits Java's kinds for billing (COMMERCIAL_SEND_TIMES ...).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gantrymq.broker.tables import BrokerStats
 from gantrymq.protocol.bodies.stats import BrokerStatsData, BrokerStatsItem
 from gantrymq.protocol.topic_name import is_system_topic
 
-#: The kinds of the whole broker, whose key is the cluster, and the kinds whose events they add up.
+#: Kinds for the whole broker. Their key is the cluster. Each one adds up the events of other kinds.
 _OF_BROKER = {
     "BROKER_PUT_NUMS": "TOPIC_PUT_NUMS",
     "BROKER_GET_NUMS": "GROUP_GET_NUMS",
     "BROKER_ACK_NUMS": "GROUP_ACK_NUMS",
     "BROKER_CK_NUMS": "GROUP_CK_NUMS",
 }
-#: Their variants without system topics.
+#: The same kinds without system topics.
 _WITHOUT_SYSTEM_TOPIC = {
     "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": "TOPIC_PUT_NUMS",
     "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": "GROUP_GET_NUMS",
 }
-#: The kinds of a sum, and the kind that counts the calls. Java counts requests, this broker counts messages stored.
+#: Kind of a sum -> kind that counts its calls. Java counts requests. This broker counts stored messages.
 _CALLS = {
     "TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS",
     "GROUP_GET_NUMS": "GROUP_GET_TIMES",
@@ -36,9 +36,9 @@ _CALLS = {
 }
 #: The kinds whose key is the cluster.
 _OF_CLUSTER = _OF_BROKER.keys() | _WITHOUT_SYSTEM_TOPIC.keys()
-#: Number of keys of each kind that one step adds.
+#: Maximum number of keys of each kind that one step adds.
 _AT_ONCE = 20
-#: A kind of this broker only.
+#: Java has no such kind.
 _INTERNAL = "GROUP_GET_TIMES"
 
 
@@ -83,7 +83,7 @@ class StatsTable:
         self._puts.retain(topics)
         self.add_sizes()
         for traffic in self._kinds.values():
-            # Also without events, so that old events leave the time spans.
+            # This also runs without new events, so that old events leave the time spans.
             traffic.advance(now)
         self._start = now
 
@@ -97,7 +97,7 @@ class StatsTable:
                 self.of(kind).add({self._cluster: count})
 
     def add_sizes(self) -> bool:
-        """Adds a part of the bytes that were stored. Returns whether there are more."""
+        """Adds a part of the stored bytes. Returns whether other parts follow."""
         if self._sizes.is_behind:
             self.of("TOPIC_PUT_SIZE").add(self._sizes.take())
         return self._sizes.is_behind
@@ -117,7 +117,7 @@ class StatsTable:
                 traffic.forget(lambda key: is_deleted(*_topic_and_group(key)))
 
     def data(self, kind: str, key: str, now: float) -> BrokerStatsData | None:
-        """Returns the statistics of a key. None if the broker has no event of it."""
+        """Returns the statistics of a key. None if no event with this key occurred."""
         traffic = self._kinds.get(kind)
         if traffic is None or kind == _INTERNAL or key not in traffic:
             return None
@@ -127,7 +127,7 @@ class StatsTable:
     def _item(self, traffic: Traffic, kind: str, key: str, span: float, now: float) -> BrokerStatsItem:
         total, tps = traffic.recent(key, span, now)
         if kind in _OF_CLUSTER:
-            # Java counts no calls for these.
+            # Java does not count calls of these kinds.
             calls = 0
         else:
             calls = self.of(_CALLS[kind]).recent(key, span, now).sum if kind in _CALLS else total

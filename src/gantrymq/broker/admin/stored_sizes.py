@@ -11,9 +11,9 @@ from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
-#: Number of units that one call adds up, which takes 0.5 ms.
+#: Maximum number of units that one call adds up. The call takes 0.5 ms.
 _AT_ONCE = 20_000
-#: Time of a queue without its units, as a number of units. It can include a binary search.
+#: Fixed cost of a queue, expressed as a number of units. It can include a binary search.
 _UNITS_PER_QUEUE = 1000
 _INTS = UNIT_SIZE // 4
 #: The size is the third of the five 32-bit numbers of a unit.
@@ -33,7 +33,7 @@ class StoredSizes:
         self._has_deleted_queues = False
 
     def queues_deleted(self) -> None:
-        """Has the entries of deleted queues removed by the next `add`."""
+        """Makes the next `add` remove the entries of deleted queues."""
         self._has_deleted_queues = True
 
     def add(self, topics: Iterable[str]) -> None:
@@ -49,7 +49,7 @@ class StoredSizes:
 
     @property
     def is_behind(self) -> bool:
-        """Whether messages are not counted yet. `take` must be called again."""
+        """Whether some messages are not counted yet. If so, `take` must be called again."""
         return bool(self._pending)
 
     def take(self) -> dict[str, int]:

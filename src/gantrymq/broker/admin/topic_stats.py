@@ -30,7 +30,7 @@ from gantrymq.system import clock
 
 #: Maximum number of queue units in a response.
 MAX_UNITS = 10_000
-#: Number of queues that are read in one step of a request. A step takes about 1 ms.
+#: Maximum number of queues that one step of a request reads. A step takes about 1 ms.
 _LOOKED_AT = 50
 
 
@@ -100,7 +100,7 @@ class TopicStats(Feature):
         return RemotingCommand.response(body=encode_json(QueryConsumeTimeSpanBody(spans)))
 
     def consume_queue(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the units of a queue as they are in its files."""
+        """Returns the units of a queue, unchanged from its files."""
         header = request.read_header(QueryConsumeQueueRequestHeader)
         queue = self._store.find_queue(header.topic, header.queue_id)
         if queue is None:

@@ -29,10 +29,10 @@ log = peer_log(__name__)
 #: The bits of `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-#: Number of topics that are checked or cleaned in one step. A step takes about 1 ms, plus the time for deletions.
+#: Maximum number of topics that one step checks or cleans. A step takes about 1 ms, plus the time for deletions.
 _CHECKED_AT_ONCE = 200
 _CLEANED_AT_ONCE = 10
-#: Number of topics of one request that are logged individually.
+#: Maximum number of topics of one request that have log lines of their own.
 _MOST_LOGGED = 20
 
 
@@ -134,7 +134,7 @@ class TopicAdmin(Feature):
         return None
 
     async def _answer_deletion(self) -> RemotingCommand:
-        """Returns the response when both tables are on disk.
+        """Returns the response after both tables are on disk.
 
         If only the topic table were on disk, a killed broker would deliver delayed messages of deleted topics.
         """
@@ -164,7 +164,7 @@ class TopicAdmin(Feature):
         return RemotingCommand.response(body=encode_json(topic))
 
     def system(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the names of all system topics, including missing ones, as in Java."""
+        """Returns the names of all system topics, even if a topic does not exist, as in Java."""
         return RemotingCommand.response(body=encode_json(TopicList(sorted(SYSTEM_TOPICS | self._topics.system_topics))))
 
     def clean_unused(self, connection: Connection, request: RemotingCommand) -> Reply:

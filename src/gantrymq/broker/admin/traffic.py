@@ -1,4 +1,4 @@
-"""Computes recent message rates from totals that are sampled every 10 s (`BrokerStatsManager`).
+"""Computes message rates from the totals of events, which are sampled every 10 s (`BrokerStatsManager`).
 
 No message is counted individually: the last offset of a queue gives the number of messages stored. Other events are
 counted by `BrokerStats`. The classes do no I/O and get the time in seconds as an argument.

@@ -37,7 +37,7 @@ def born_host(connection: Connection) -> bytes:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Returns whether an append may succeed later. Otherwise the message itself is invalid."""
+    """Returns whether a retry of the append may succeed. If not, the message itself is invalid."""
     if isinstance(error, RequestRefused):
         return error.code == ResponseCode.SERVICE_NOT_AVAILABLE
     return isinstance(error, StoreError | OSError)
@@ -94,7 +94,7 @@ class Appender:
     def config_changed(self) -> None:
         """Applies `maxMessageSize` from the configuration."""
         config = self.store.config
-        # A message may be stored again under a longer topic name, and must still fit into a file.
+        # A message can later be stored again in a topic with a longer name. It must then still fit into a file.
         file_size = config.mapped_file_size_commit_log
         self.max_message_size = min(config.max_message_size, max(file_size - _BESIDE_BODY, file_size // 2))
 

@@ -16,7 +16,7 @@ from gantrymq.system.clock import monotonic
 
 #: Default of `DefaultMQProducer.sendMsgTimeout`, in ms.
 _DEFAULT_TIMEOUT_MS = 3000
-#: Number of leading bits that rounding keeps of a duration.
+#: Rounding keeps this number of leading bits of a duration.
 _EXACT_BITS = 5
 
 
@@ -101,7 +101,7 @@ class Answers(Waiting):
         super().__init__(sum(count for _, count in requests))
         self.connection = connection
         self.answers = answers
-        #: Request codes, and the number of requests with each.
+        #: Request code -> number of requests.
         self.requests = requests
         self.began = connection.command_began
 

@@ -1,7 +1,7 @@
 """NewTopics: requests that store a message in a topic whose configuration is not on disk yet.
 
-They wait until the topic table is written. Otherwise their messages would be out of reach if the broker is killed
-before. Java writes the table within the send.
+Such a request waits until the topic table is written. If the broker was killed before, its message would be
+inaccessible. Java writes the table within the send.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NewTopics(Feature):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the request that is being handled has waited here."""
+        """Whether the current request has waited in this queue."""
         return self._pending.current is not None
 
     def is_waiting(self, topic: str) -> bool:

@@ -67,7 +67,7 @@ class PendingRequests:
         return PendingRequest(next(self._numbers), connection, request, handler, size, deadline, topic)
 
     def again(self, handler: RequestHandler) -> PendingRequest:
-        """Returns the request that is being handled, for the caller to queue it again. Its size counts again."""
+        """Returns the current request, so that the caller can queue it again. Its size counts again."""
         assert self.current is not None
         self._quota.share(self.current.connection).add(self.current.size)
         return self.current._replace(handler=handler)
@@ -89,7 +89,7 @@ class PendingRequests:
             connection.reply(request, reply)
 
     def busy(self) -> RequestRefused:
-        """Returns the error for a request that can't wait, or has waited for too long."""
+        """Returns the error for a request that is not allowed to wait, or that has waited for too long."""
         return RequestRefused(
             ResponseCode.SYSTEM_BUSY, f"[OVERLOAD]system busy, start flow control for a while: {self._for_what}"
         )

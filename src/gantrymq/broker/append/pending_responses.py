@@ -49,7 +49,7 @@ class PendingResponses(Feature):
         self._replication = replication
         self._for_disk = context.config.store.flush_disk_type == SYNC_FLUSH
         self._replicas = 1
-        #: Number of replicas in sync, and of replicas that are alive according to the NameServers.
+        #: Number of replicas in sync, and number of replicas that the NameServers list.
         self._in_sync = self._alive = 1
         #: Whether there are too few replicas. Only in controller mode or with acting masters.
         self.lacks_replicas = False
@@ -75,7 +75,7 @@ class PendingResponses(Feature):
                 self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._alive)
             except RequestRefused:
                 self.lacks_replicas = True
-                # Earlier messages keep waiting: the set may have fewer replicas than was promised for them.
+                # Earlier messages still wait: the set may have fewer replicas than these messages require.
                 replication = config.replication
                 needs_all = config.enable_controller_mode and replication.all_ack_in_sync_state_set
                 self._replicas = ALL_IN_SYNC_STATE_SET if needs_all else replication.in_sync_replicas
@@ -93,7 +93,7 @@ class PendingResponses(Feature):
             raise not_enough()
 
     def in_sync_changed(self, count: int) -> None:
-        """Sets the number of brokers in sync (controller mode). Sends responses that only waited for one that left."""
+        """Sets the number of brokers in sync (controller mode). Sends responses that waited only for a removed one."""
         self._in_sync = count
         self._config_changed()
         self._replica_acknowledged()
@@ -143,8 +143,8 @@ class PendingResponses(Feature):
         """The timeout codes in responses to recalls, and to consumers that send a message back.
 
         In controller mode, this is FLUSH_SLAVE_TIMEOUT: another broker may become master without the stored copy.
-        Otherwise there is none. While a slave is down, the client could only repeat the request, and the broker would
-        store copy after copy.
+        In other modes, there are no such codes: while a slave is down, the client would repeat the request, and each
+        attempt would store another copy.
         """
         return (ResponseCode.FLUSH_SLAVE_TIMEOUT,) if self._config.enable_controller_mode else ()
 
@@ -182,7 +182,7 @@ class PendingResponses(Feature):
                 sent unchanged.
             timeout_ms: The client's timeout, if the request contains it.
         """
-        # The message is stored. Thousands of pending responses must not keep the bodies in memory.
+        # The message is stored. Its body is removed, because thousands of responses can be pending.
         self._wait(Answer(connection, request.without_content(), reply, late_codes), end, answer_within_ms(timeout_ms))
 
     def reply_all(
@@ -223,7 +223,7 @@ class PendingResponses(Feature):
             self._give(waiting)
 
     def _replica_acknowledged(self) -> None:
-        """Sends the responses whose messages enough slaves have."""
+        """Sends the responses to messages that enough slaves have."""
         for waiting in self._slaves.reached():
             self._settle(waiting, _SLAVES)
 
@@ -241,7 +241,7 @@ class PendingResponses(Feature):
             pass
 
     def _settle(self, waiting: Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
-        """Clears the condition `what`. It is met, or `code` is its timeout."""
+        """Clears the condition `what`, which is met or has timed out. After a timeout, `code` is the timeout code."""
         if not waiting.missing & what:
             return
         waiting.missing &= ~what

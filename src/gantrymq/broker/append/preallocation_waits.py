@@ -28,7 +28,7 @@ class PreallocationWaits(Feature):
     """The requests of one broker that wait for preallocated space in the store.
 
     After space is preallocated, all requests are tried, one of each connection in turn. If a request needs more space,
-    it waits again. Later requests that need the same space wait again, too.
+    it waits again. All later requests that need the same space wait again, too.
     """
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
@@ -44,7 +44,7 @@ class PreallocationWaits(Feature):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the request that is being handled has waited here."""
+        """Whether the current request has waited in this queue."""
         return self._pending.current is not None
 
     async def start(self) -> None:
@@ -91,7 +91,7 @@ class PreallocationWaits(Feature):
         """Starts to wait for space in the store, and for the deadline of the oldest request."""
         self._has_file = False
         self._store.close_wait_queue()
-        # The store's thread calls it.
+        # The store's preallocation thread calls `_wake_soon`.
         self._store.when_preallocated(partial(self._wake_soon, asyncio.get_running_loop()))
         self._job.wake(max(self._oldest.deadline - monotonic(), 0.0))
 
@@ -131,14 +131,14 @@ class PreallocationWaits(Feature):
         return None
 
     def _put_back(self) -> None:
-        """Adds the requests that need more space to the queue again, which is empty then."""
+        """Puts the requests that need more space back into the queue, which is empty at this point."""
         again, self._again = self._again, []
         for held in sorted(again, key=lambda held: held.number):
             self._add(held)
 
     @property
     def _oldest(self) -> PendingRequest:
-        """The request that arrived first. Its deadline is the next one."""
+        """The request that arrived first. It has the earliest deadline."""
         return next(iter(self._by_age.values()))
 
     def _add(self, held: PendingRequest) -> None:

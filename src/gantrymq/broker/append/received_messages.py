@@ -1,7 +1,8 @@
 """ReceivedMessages: counts messages and their bytes by topic and message type, for the metrics.
 
-Sources: `BrokerMetricsManager.getMessageType`, `SendMessageProcessor.handlePutMessageResult`. The topic is the one in
-which a message is stored first: that of the delay levels for a delayed message, the half topic for a half message.
+Sources: `BrokerMetricsManager.getMessageType`, `SendMessageProcessor.handlePutMessageResult`. A message counts for the
+topic in which it is stored first. For a delayed message, this is the topic of the delay levels. For a half message, it
+is the half topic.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def message_type(properties: bytes) -> str:
         return TRANSACTION
     if "__SHARDINGKEY\x01" in text and has_property(properties, SHARDING_KEY[:-1]):
         return FIFO
-    # These searches exclude most messages. "DELAY" is in the names of three of the properties.
+    # These two searches exclude most messages. Three of the properties have "DELAY" in their names.
     if "DELAY" in text or "TIMER_DELIVER_MS" in text or "__STARTDELIVERTIME" in text:
         return DELAY if any(has_property(properties, name) for name in _DELAYS) else NORMAL
     return NORMAL
 
 
 class ReceivedMessages:
-    """Sizes of the messages of one broker. Those of deleted topics stay, so that no counter decreases."""
+    """Sizes of the messages of one broker. The sizes of deleted topics stay, so that no counter decreases."""
 
     def __init__(self) -> None:
         #: (topic, message type) -> sizes of the messages as records, in bytes.
@@ -43,7 +44,7 @@ class ReceivedMessages:
         self._sources: list[Callable[[], None]] = []
 
     def add_source(self, add_counts: Callable[[], None]) -> None:
-        """Has `add_counts` called before the sizes are read. It calls `add_counted`."""
+        """Registers `add_counts`, which is called before each read of the sizes. It calls `add_counted`."""
         self._sources.append(add_counts)
 
     def add(self, topic: str, kind: str, size: int, count: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Wait queues whose items have deadlines.
 
-There is one queue for each duration, so the items of a queue are in the order of their deadlines. The items need no
-heap and no timers. Callers keep the number of different durations small (`late_responses.answer_within_ms`).
+Each duration has its own queue, so the items of a queue are in the order of their deadlines. This needs neither a heap
+nor timers. Callers keep the number of different durations small (`late_responses.answer_within_ms`).
 """
 
 from __future__ import annotations

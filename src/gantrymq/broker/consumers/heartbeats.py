@@ -30,12 +30,12 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Largest number of groups of a heartbeat in one step, which takes 1 ms. Ten subscriptions count as one group.
+#: Maximum number of groups that one step of a heartbeat handles, in 1 ms. Ten subscriptions count as one group.
 _STEP = 100
 #: Fields of the response, for version 2 of heartbeats (`MixAll`).
 _SUPPORTS_V2_FIELD = "IS_SUPPORT_HEART_BEAT_V2"
 _SUB_CHANGE_FIELD = "IS_SUB_CHANGE"
-#: Longest client id, in characters. Those of Java's clients have about 50: address, process, time.
+#: Longest client id, in characters. An id of a Java client has about 50: address, process, time.
 MAX_CLIENT_ID_LENGTH = 255
 #: Interval of the search for silent clients, in seconds (`ClientHousekeepingService`).
 _SCAN_S = 10.0
@@ -131,7 +131,7 @@ class Heartbeats(Feature):
                 done = 0
                 yield
             if self._config.reject_pull_consumer_enable and consumer.consume_type == CONSUME_ACTIVELY:
-                # Java gives no error either. The pulls get one.
+                # As in Java, the heartbeat succeeds. The pulls of this consumer get an error.
                 continue
             self._members.check_capacity(client, consumer.group_name)
             group = self._groups.get(consumer.group_name)
@@ -188,8 +188,8 @@ class Heartbeats(Feature):
     def _notify(self) -> float | None:
         """Notifies members for one time slice. Returns the delay of the next one in seconds, None if nothing is left.
 
-        Changes during a round are collected for the next one. If thousands of members join or leave, each member
-        therefore gets few notifications.
+        Changes during a round wait for the next round. Each member thus gets few notifications, even if thousands of
+        members join or leave.
         """
         deadline = monotonic() + _NOTIFY_SLICE_S
         while True:
@@ -217,7 +217,7 @@ class Heartbeats(Feature):
 
     def _notify_member(self, group_name: str, member: Connection) -> None:
         if member.is_full:
-            # The client does not read its connection. It queries the members itself every 20 s.
+            # The client reads no data from its connection. Every client also queries the members every 20 s.
             return
         header = GroupRequestHeader(consumer_group=group_name)
         try:
@@ -282,7 +282,8 @@ class Heartbeats(Feature):
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
             )
         if queue is not None and self._pulling.is_of_lost(queue, header.consumer_group, header.commit_offset):
-            # Members get the correct offset with the next pull. A tool gets an error if the group has no members.
+            # Members get the correct offset in the response to their next pull. A tool gets an error if the group has
+            # no members.
             if header.consumer_group not in self._members.consumers:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,

@@ -1,6 +1,6 @@
 """The lag of each online consumer group: number of messages and store time of the oldest (`ConsumerLagCalculator`).
 
-All messages count. Java estimates the number of those that match the group's filter.
+All messages count. Java estimates how many messages match the group's filter.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from gantrymq.store.consume_queue import ConsumeQueue
 class Backlog:
     """The lag of a group in a topic, or in its pop retry topics if `is_retry`.
 
-    `inflight` messages are delivered but not acknowledged; `ready` ones are not delivered yet. `oldest_ms` is the store
-    time of the oldest of all these messages, `oldest_ready_ms` that of the oldest ready one. None if there is none.
+    `inflight` is the number of messages that are delivered but not acknowledged. `ready` is the number of messages that
+    are not delivered yet. `oldest_ms` is the store time of the oldest message of both kinds, `oldest_ready_ms` the
+    store time of the oldest ready message. Both are None without such a message.
     """
 
     group: str

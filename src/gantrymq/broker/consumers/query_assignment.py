@@ -85,8 +85,8 @@ class Assignments(Feature):
     async def _queues(self, topic: str) -> list[MessageQueue] | None:
         """Returns the queues of a topic from the first NameServer with a complete route; None for an unknown topic.
 
-        If there is no such NameServer, raises the last error. It is RouteNotReady if that NameServer still waits for
-        brokers of the topic, or another GantryError.
+        If no NameServer has a complete route, raises the last NameServer's error: RouteNotReady if some brokers of the
+        topic have not registered yet, or another GantryError.
         """
         problem: GantryError | None = None
         for address in self._config.name_servers:
@@ -143,7 +143,7 @@ def allocate(
     Clients that pull get disjoint parts of the queues. Clients that pop share queues:
     - If `pop_share_queue_num` is 0, or at least the number of other clients, each client gets all queues of each broker
       (queue id -1).
-    - Otherwise a client gets its own part and those of the next `pop_share_queue_num` clients. If there are more
+    - Otherwise a client gets its own part and the parts of the next `pop_share_queue_num` clients. If there are more
       clients than queues, each client gets one queue.
     """
     if strategy not in ("AVG", "AVG_BY_CIRCLE"):

@@ -30,7 +30,8 @@ class SlowConsumers(Feature):
 
     The lag is the number of bytes from the group's next message to the end of the log at the group's last read. It is
     0 at the end of the queue. If it exceeds `consumerFallbehindThreshold`, the group cannot read until an administrator
-    enables it. Only reads while the key is true count. Unlike Java, the groups of tools are left out.
+    enables it. The broker ignores reads from before the key was set to true. Unlike Java, it never disables groups of
+    tools.
 
     Source: `recordDiskFallBehindSize` in `DefaultMessageStore.getMessage`.
     """
@@ -49,7 +50,7 @@ class SlowConsumers(Feature):
         self._checking.cancel()
 
     def _config_changed(self) -> None:
-        # Otherwise a changed key would take effect up to 3 minutes later.
+        # A changed key takes effect at once, not after up to 3 minutes.
         self._checking.wake()
 
     def _check(self) -> float | None:
@@ -65,7 +66,7 @@ class SlowConsumers(Feature):
         slice_ends = monotonic() + _SLICE_S
         for key, lag in self._lags:
             if lag > config.consumer_fallbehind_threshold:
-                # If an administrator enables the group, only its next reads count.
+                # If an administrator enables the group again, its earlier reads must not count.
                 deliveries.lags.pop(key, None)
                 _, group, _ = key
                 self._disable(group, lag)
@@ -79,7 +80,7 @@ class SlowConsumers(Feature):
         try:
             unit = queue.peek(max(offset, queue.min_offset))
         except StoreError as e:
-            # The group's next read raises the same error.
+            # The group's next read tries again, and raises the same error to the client.
             log.debug("the lag in queue %d of topic %s is unknown: %s", queue.queue_id, queue.topic, e)
             return 0
         return 0 if unit is None else self._context.store.max_physical_offset - unit[0]

@@ -2,7 +2,7 @@
 
 Otherwise a replica without the message could become master. A consumer that had already read the message would then
 skip the next message with the same queue offset. The log of a slave can also contain unconfirmed messages, after a role
-change or a restart. Its next master decides whether they stay.
+change or a restart. The next master decides whether these messages stay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gantrymq.store.message_store import MessageStore
 class ConfirmedMessages:
     """Notifies waiting consumers of messages that are confirmed. `confirmed` returns the confirm offset.
 
-    Messages that arrive while others wait for confirmation are confirmed with the next group. This costs hardly
-    anything per message.
+    Messages that arrive during a confirmation are confirmed together afterwards, so that the cost for each message is
+    low.
     """
 
     def __init__(self, store: MessageStore, appender: Appender, confirmed: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Requests of a broker to its controllers, one of which is the leader (`BrokerOuterAPI`)."""
+"""Requests of a broker to its controllers (`BrokerOuterAPI`). One of the controllers is the leader."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Controllers:
     async def heartbeat(self, controller: str, broker_id: int, progress: Progress, told_epoch: int) -> float | None:
         """Sends a heartbeat and returns the duration of the lease that it grants, in seconds.
 
-        `told_epoch` is the master epoch that this broker has. Returns None if the controller doesn't support leases,
-        and 0 if it grants none now or has a different epoch.
+        `told_epoch` is the master epoch that this broker has. Returns None if the controller doesn't support leases.
+        Returns 0 if the controller grants no lease at present or has a different epoch.
         """
         config = self._config
         header = ControllerHeartbeatRequestHeader(

@@ -19,7 +19,8 @@ from gantrymq.store.message_store import MessageStore
 log = peer_log(__name__)
 
 _LOOK_S = 1.0
-#: Pause after a handover, in seconds. If all disks are full, it keeps the brokers from electing each other repeatedly.
+#: Pause after a handover, in seconds. If all disks are full, the pause limits how often the brokers hand over to each
+#: other.
 _PAUSE_S = 60.0
 
 
@@ -47,7 +48,7 @@ class Handover:
         await self._job.stop()
 
     async def _look(self) -> float | None:
-        """Elects another in-sync broker if nothing can be stored. Raises GantryError to run again later."""
+        """If nothing can be stored, has the controller elect another in-sync broker. Raises GantryError."""
         in_sync, trouble = self._in_sync.in_sync, self._store.trouble
         if in_sync is None or trouble is None:
             return None

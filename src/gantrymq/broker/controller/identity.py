@@ -51,7 +51,7 @@ class Identity:
         self.applied = Applied(broker_id, check_code)
 
     def refused(self) -> None:
-        """Removes the pending application, because another broker has that id."""
+        """Removes the pending application, because another broker has the requested id."""
         self.applied = None
         files.unlink(self._temporary, missing_ok=True)
 

@@ -1,12 +1,12 @@
 """`Lease` and `Fence` determine how long a master accepts messages.
 
-A controller considers a broker dead if no heartbeat arrives within the time that the last heartbeat named. A master
-counts this time from when it *sent* a heartbeat that was answered, so it stops earlier. Java's controllers do not grant
-leases.
+Each heartbeat contains a timeout. If no other heartbeat arrives within it, the controller considers the broker dead. A
+master counts this time from the moment when it *sent* the last answered heartbeat, so the master stops earlier. Java's
+controllers do not grant leases.
 
-A slave that switches to a master with a newer epoch reports this when it leaves. Such a report can be forged, so it
-does not depose the master. The master rejects messages and queries its controllers until one of them confirms it
-(`RunningFlags.makeFenced`).
+A slave that switches to a master with a newer epoch reports the epoch to its former master. The report can be forged,
+so it does not depose that master. The master rejects messages and queries its controllers until one of them confirms
+its role (`RunningFlags.makeFenced`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Fence:
         return now >= self.closes_at
 
     def is_master(self, asked_at: float, now: float) -> None:
-        """Opens the fence, because a controller that was queried at `asked_at` confirmed this broker as master."""
+        """Opens the fence: a controller has confirmed this broker as master, in response to a query at `asked_at`."""
         if asked_at >= self.closes_at:
             self._open_until = now + _PAUSE_S
             is_disproved = asked_at >= self._left_at

@@ -19,19 +19,19 @@ _SECOND_LOOK_S = 0.1
 #: How long a removed slave must be caught up before it returns, in seconds. The time doubles with each removal.
 _FIRST_PROBATION_S = 1.0
 _LONGEST_PROBATION_S = 60.0
-#: After a member has been in time for this long, in seconds, its removals no longer count.
+#: If a member has kept up for this time, its earlier removals no longer count, in seconds.
 _FORGET_S = 300.0
 
 
 @dataclass(slots=True)
 class _History:
-    """The history of one slave that was late as a member of the set. A time is inf while it does not apply."""
+    """The history of a slave that lagged while it was a member of the set. A time that does not apply is inf."""
 
     late_since: float = inf
     #: Whether the slave was late for long enough to be removed.
     is_leaving: bool = False
     departures: int = 0
-    #: `in_time_since` applies to members, `caught_up_since` to slaves that aren't members.
+    #: `in_time_since` is for members, `caught_up_since` for slaves that aren't members.
     in_time_since: float = inf
     caught_up_since: float = inf
 

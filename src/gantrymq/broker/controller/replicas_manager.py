@@ -4,8 +4,8 @@ The broker gets an id from the controller, registers its address and sends heart
 `syncBrokerMetadataPeriod`, after NOTIFY_BROKER_ROLE_CHANGED, and while a slave has no connection to its master. Any
 client can send that notification, so only the controller's response counts.
 
-`Roles` gets each response at once. One job then changes the broker step by step. The broker does not wait for this job
-to reject messages. It rejects them as soon as one of these conditions is true:
+`Roles` gets each response at once. One job then changes the broker step by step. The broker rejects messages even
+before this job has run, as soon as one of these conditions is true:
 - Another broker is master.
 - The lease has ended.
 - A slave has reported a master with a newer epoch.
@@ -85,12 +85,13 @@ class ReplicasManager(Feature):
         self._epochs = replication.epochs
         #: None until the broker has its id.
         self._roles: Roles | None = None
-        #: The role that the features of the broker have, and the controller's state that led to it.
+        #: The current role of the features, and the controller's state from which it was derived.
         self._applied = Role()
         self._last_state = BrokerSetState(0)
         self._lease = Lease()
         self._fence = Fence()
-        #: Whether another broker is master, but this broker's features have not changed yet. It rejects messages.
+        #: Whether another broker is master, and this broker's features have not become slave yet. The broker then
+        #: rejects messages.
         self._is_deposed = False
         self._is_registered = False
         self._syncing = jobs.repeating(
@@ -269,9 +270,8 @@ class ReplicasManager(Feature):
     async def _believe(self, state: BrokerSetState) -> None:
         """Applies the controller's state, but prefers another in-sync broker after a crash of this master.
 
-        If this broker restarts before the controller has elected another master, a power failure may have cut off the
-        end of its log. Its slaves would then truncate theirs. If no other broker can be elected, this one is master
-        again.
+        A power failure may have cut off the end of this broker's log. If it stays master, its slaves truncate their
+        logs to the same end. This broker is master again only if no other broker can be elected.
         """
         roles, last = self._roles, self._epochs.epochs.last
         assert roles is not None
@@ -293,7 +293,7 @@ class ReplicasManager(Feature):
     def _state_received(self, state: BrokerSetState) -> None:
         roles, last = self._roles, self._epochs.epochs.last
         assert roles is not None
-        # Its master may have been elected again, and this broker's log may have a newer epoch from it.
+        # The same master may have been elected again, and have sent this broker records of a newer epoch.
         roles.last_epoch = last.number if last is not None else 0
         if roles.is_too_old(state):
             log.error(
@@ -408,7 +408,7 @@ class ReplicasManager(Feature):
         return self._applied.master_address if is_latest else None
 
     def _newer_epoch(self, epoch: int) -> None:
-        """Handles a slave's report that another master leads in this epoch."""
+        """Handles a slave's report that another broker is master in `epoch`."""
         if self._is_master and epoch > self._applied.epoch:
             self._fence.newer_epoch(epoch, monotonic())
             self._look_at_lease()
@@ -434,7 +434,7 @@ class ReplicasManager(Feature):
                     "no controller is reachable: the broker rejects messages until one answers, because another broker "
                     "may be master"
                 )
-            # Whether slaves confirm this master can change at any time.
+            # The result of `confirms_master` can change at any time.
             return min(_AGAIN_S, self._fence.closes_at - now)
         else:
             self._refuse(None)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BrokerSetState(NamedTuple):
-    """A broker set's state as a controller reported it. Without a master, no broker can be elected at the moment."""
+    """The state of a broker set, as reported by a controller. Without a master, no broker can be elected at present."""
 
     epoch: int
     master_id: int | None = None
@@ -27,7 +27,7 @@ class Role(NamedTuple):
 class Roles:
     """The role of the broker with the controller's id `own_id`. `last_epoch` is the last epoch of its log.
 
-    A state that is older than the known one is ignored. It comes from a deposed controller, or it arrived late.
+    A state that is older than the last one is ignored. It comes from a deposed controller, or it arrived late.
     """
 
     def __init__(self, own_id: int) -> None:
@@ -49,7 +49,7 @@ class Roles:
         if state.epoch < now.epoch or self.is_too_old(state):
             return False
         if state.master_id is None or not state.master_address:
-            # The controller may have no proof that the known master of this epoch is alive. The role stays unchanged.
+            # A state without a master does not mean that the epoch's master is dead. The role stays unchanged.
             new = Role(state.epoch) if state.epoch > now.epoch else now
         else:
             new = Role(state.epoch, state.master_id, state.master_address)

@@ -1,9 +1,9 @@
 """DeliveryJournal: entries in the log that show which delayed messages are delivered.
 
 Before the broker delivers due messages, it stores an entry with their offsets and the progress so far. The records
-after the entry show how many of the messages were delivered. So the newest entry is enough to find the progress after a
-crash, and on a slave that becomes master. This works wherever the log ends. Tables and checkpoints lag behind by some
-seconds. Java has nothing else.
+after the entry show how many of the messages were delivered. The newest entry is therefore enough to find the progress
+after a crash, and on a slave that becomes master, even if the end of the log is lost. Java has only tables and
+checkpoints, which lag behind by some seconds.
 
 A new entry is needed only if other records were stored after the last delivery. Many messages that are due at the same
 time share one entry.
@@ -40,9 +40,10 @@ _TIMER_TOPIC = TIMER_TOPIC.encode()
 
 
 class JournalEntry(msgspec.Struct, rename="camel", kw_only=True):
-    """The fields of every entry. Each kind of entry adds its progress."""
+    """The fields that all entries have. Each kind of entry adds fields for its progress."""
 
-    #: Physical offsets of the next messages, in the order of their delivery. The broker may skip some of them.
+    #: Physical offsets of the next messages, in the order of their delivery. The broker may skip some of these
+    #: messages.
     sources: list[int]
 
 
@@ -56,8 +57,8 @@ class DeliveryJournal(Generic[E]):
         self._appender = appender
         self._queue_id = queue_id
         self._kind = kind
-        #: The pending messages of the newest entry, which need no other entry.
-        #: `_log_end` is the end of the log as long as no other record is stored.
+        #: The messages of the newest entry that are not delivered yet. They need no other entry while the log still
+        #: ends at `_log_end`.
         self._sources: list[int] = []
         self._log_end = -1
 

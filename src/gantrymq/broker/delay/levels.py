@@ -98,7 +98,7 @@ class DelayLevels(Feature):
             self._write_now()
 
     def _log_was_cut(self) -> None:
-        """Moves levels back after the log has lost its end. Messages that were delivered there are delivered again."""
+        """Moves levels back after the log has lost its end. Repeats the deliveries that are lost."""
         try:
             delivered = self._journaled()
         except StoreError as e:
@@ -114,7 +114,7 @@ class DelayLevels(Feature):
             self._write_now()
 
     def _write_now(self) -> None:
-        """Writes the file before the next message is stored. After an error, a later write repeats it."""
+        """Writes the file before the next message is stored. If the write fails, a later write repeats it."""
         self._file.write_soon()
         with suppress(StoreError, OSError):
             self._file.write_now()
@@ -144,7 +144,7 @@ class DelayLevels(Feature):
             delivery.start(0.0)
 
     async def become_slave(self) -> None:
-        """Stops the delivery. The master delivers, and `copy_offsets` sets its progress here."""
+        """Stops the delivery, because the master delivers. `copy_offsets` applies the master's progress."""
         await self.stop()
 
     async def stand_in(self) -> None:
@@ -190,7 +190,7 @@ class DelayLevels(Feature):
     ) -> tuple[ConsumeQueue, bytes, int]:
         """Returns the queue, the properties and the tags code with which a message for `queue` waits.
 
-        A level above the highest one counts as the highest one.
+        A level above the highest level counts as the highest level.
         """
         level = min(level, len(self._levels_ms))
         fields = decode_properties(properties)
@@ -244,7 +244,7 @@ class DelayLevels(Feature):
     def _due_ms(record: Record, delay_ms: int, now_ms: int) -> int:
         """Returns the delivery time of a message, in ms.
 
-        A message that was stored while the clock was ahead is due now. Otherwise it would delay its whole level.
+        A message that was stored while the clock was ahead is due at once. Otherwise it would delay its whole level.
 
         Source: ScheduleMessageService.correctDeliverTimestamp.
         """

@@ -14,7 +14,7 @@ _MOST_DIGITS = 10
 def real_queue(store: MessageStore, fields: dict[str, str]) -> ConsumeQueue:
     """Returns the queue in which a delayed message is delivered.
 
-    Raises IllegalMessage if the properties name no queue, or one that is closed to clients.
+    Raises IllegalMessage if the properties name no queue, or a queue in which clients must not store messages.
     """
     topic, queue_id = fields.get(REAL_TOPIC, ""), fields.get(REAL_QUEUE_ID, "")
     is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= _MOST_DIGITS

@@ -55,7 +55,7 @@ class Recall(Feature):
         if self._topics.get(topic) is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
         if not may_be_sent_to(topic):
-            # The messages of such a topic are the broker's own, for example records of pops.
+            # Such a topic has messages of the broker itself, for example records of pops.
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"recall failed, topic[{topic}] is forbidden")
         now_ms = clock.now_ms()
         try:

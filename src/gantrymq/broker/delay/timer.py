@@ -48,7 +48,7 @@ _LONGEST_SLEEP_S = 2.0
 #: Maximum number of recall messages in one slot: all of them are in memory while the slot is delivered. Recall messages
 #: from before the start do not count. Java has no limit.
 MAX_RECALLS_OF_SLOT = 100_000
-#: Longest time in which a stopping broker finishes a slot that is partly delivered, in seconds.
+#: Maximum time for which a stopping broker continues to deliver a partly delivered slot, in seconds.
 _FINISH_S = 2.0
 
 
@@ -72,7 +72,7 @@ class Timer(Feature):
     def __init__(self, config: StoreConfig, appender: Appender, jobs: Jobs) -> None:
         self._config = config
         self._store = appender.store
-        #: A later change of the configuration has no effect, because the files are only opened at the start.
+        #: A later change of the configuration has no effect, because only a start opens the files.
         self._is_enabled = config.timer_wheel_enable
         self.files = TimerStore(
             config.store_path_root_dir,
@@ -90,10 +90,10 @@ class Timer(Feature):
         #: Slot -> number of its recall messages since the start.
         self._recalls: dict[int, int] = {}
         self._is_master = False
-        #: The broker has been a slave since it last delivered: its log is a copy of the master's.
+        #: The broker became a slave after its last delivery, so its log is a copy of the master's.
         self._follows = False
         self._stands_in = False
-        #: On a slave, the newest checkpoint of its master, or its own after it was acting master.
+        #: On a slave, the newest checkpoint of its master. After the slave was acting master, its own checkpoint.
         self._masters_checkpoint: bytes | None = None
         #: Number of times that the log has lost its end.
         self._cuts = 0
@@ -118,7 +118,7 @@ class Timer(Feature):
                 self.delivery.count_waiting(now_ms())
 
     async def become_master(self) -> None:
-        """Starts the delivery at its own progress, or at that of its former master. Raises StoreError."""
+        """Starts the delivery at this broker's own progress or at its former master's progress. Raises StoreError."""
         self._is_master = True
         if self._is_enabled:
             if self._follows:
@@ -153,7 +153,7 @@ class Timer(Feature):
             self.files.begin_anew(self._store.max_physical_offset, now_ms())
 
     async def stop(self) -> None:
-        """Stops the delivery and flushes the files. `redirect` may not be called after it."""
+        """Stops the delivery and flushes the files. `redirect` must not be called afterwards."""
         if not self._is_enabled:
             return
         if not self._is_master:
@@ -188,7 +188,7 @@ class Timer(Feature):
     def redirect(self, queue: ConsumeQueue, properties: bytes, tags_code: int) -> tuple[ConsumeQueue, bytes, int]:
         """Returns the queue, the properties and the tags code with which a message for `queue` waits.
 
-        They are unchanged if the message is due already. The caller must store the message in the same event-loop
+        All three are unchanged if the message is due already. The caller must store the message in the same event-loop
         iteration.
 
         Raises:
@@ -215,7 +215,7 @@ class Timer(Feature):
         return self.delivery.queue(), encode_properties(fields), tags_code
 
     def _check_congestion(self, slot_ms: int) -> None:
-        """Rejects messages at random if the slot is above the limit, the more the fuller it is (`isReject`)."""
+        """Rejects messages at random above the slot's limit, more of them in a fuller slot (`isReject`)."""
         limit = self._config.timer_congest_num_each_slot
         over = self.files.number_at(slot_ms) - limit
         if over > 0 and randomness.random() < over / limit:
@@ -324,7 +324,7 @@ class Timer(Feature):
         checkpoint = of_slave(content)
         if self._is_enabled and checkpoint.read_time_ms > self.files.read_time_ms:
             await self._loop.run_in_executor(None, self.files.keep, checkpoint)
-            # All waiting messages are added to the wheel again, without those that are delivered.
+            # All waiting messages are added to the wheel again, except messages that are already delivered.
             self.files.begin_anew(self._store.max_physical_offset, now_ms())
 
     def copy_metrics(self, content: bytes) -> None:
@@ -346,22 +346,22 @@ class Timer(Feature):
 
     @property
     def skipped(self) -> int:
-        """Number of messages that were lost after the start, because they can't be read or delivered."""
+        """Number of messages lost since the start, because they can't be read or delivered."""
         return self.delivery.skipped
 
     def totals(self) -> Iterator[tuple[str, int]]:
-        """Yields the number of messages added to the wheel, and delivered, after the start."""
+        """Yields two numbers since the start: the messages added to the wheel, and the messages delivered."""
         yield "enqueue", self.delivery.total_enqueued
         yield "dequeue", self.delivery.total_dequeued
 
     @property
     def enqueued(self) -> Counter[str]:
-        """Number of messages added to the wheel after the start, by topic, without those of deleted topics."""
+        """Number of messages added to the wheel since the start, by topic, without deleted topics."""
         return self.delivery.enqueued
 
     @property
     def dequeued(self) -> Counter[str]:
-        """Number of messages delivered after the start, by topic, without those of deleted topics."""
+        """Number of messages delivered since the start, by topic, without deleted topics."""
         return self.delivery.dequeued
 
     @property

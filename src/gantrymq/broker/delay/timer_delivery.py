@@ -44,7 +44,7 @@ _LONGEST_KEY = 32
 #: Upper bounds of the delays of timer messages, in seconds (`DefaultStoreMetricsManager`).
 _DELAY_BOUNDS_S = (60, 600, 3600, 43_200, 86_400, 259_200)
 
-#: Properties that are left out, one by one in this order, if all properties exceed their limit.
+#: Properties that are omitted, one by one in this order, if all properties together exceed their limit.
 _ABOUT_WAITING = (names.TIMER_DEQUEUE_MS, names.TIMER_ENQUEUE_MS, names.TIMER_ROLL_TIMES)
 _DONE_WITH = (*_ABOUT_WAITING, names.TIMER_OUT_MS, names.REAL_QUEUE_ID, names.REAL_TOPIC)
 
@@ -62,12 +62,13 @@ class Step(Enum):
     IDLE = "IDLE"
 
 
-#: (topic, delete key). Java ignores the topic: a client that may send to one topic can recall messages of another.
+#: (topic, delete key). Java ignores the topic, so that a client with the permission for one topic can recall messages
+#: of other topics.
 _DeleteKey = tuple[str, bytes]
 
 
 def _delete_key(topic: str, key: str) -> _DeleteKey:
-    """Returns the delete key for a message. Long keys, up to 32 KiB, become digests: all of a slot are in memory."""
+    """Returns the delete key for a message. Replaces long keys by digests: all keys of a slot are in memory."""
     encoded = key.encode()
     return intern(topic), encoded if len(encoded) <= _LONGEST_KEY else blake2b(encoded, digest_size=16).digest()
 
@@ -81,11 +82,11 @@ class _Slot:
     chain: Iterator[tuple[int, TimerEntry]]
     #: Physical offset before which all messages of the slot were delivered earlier.
     delivered_before: int
-    #: The progress before the first message of the slot is delivered.
+    #: The progress before the delivery of the slot's first message.
     mark: Mark
     #: Whether all entries are read.
     is_gathered: bool = False
-    #: Positions of the entries whose messages are not delivered yet. The next one is the last.
+    #: Positions of the entries whose messages are not delivered yet. The last item is delivered next.
     places: array[int] = field(default_factory=lambda: array("q"))
     #: Delete key of each recall -> whether its message was found in the slot.
     taken_back: dict[_DeleteKey, bool] = field(default_factory=dict)
@@ -289,7 +290,7 @@ class TimerDelivery:
             for _ in range(min(_ENTRIES, len(slot.taken_back))):
                 (topic, _), was_met = slot.taken_back.popitem()
                 if not was_met:
-                    # The recall has found no message, but was counted as -1 when it was added.
+                    # The recall has found no message. It counted as -1 when it was added to the wheel.
                     self._metrics.add(topic, 1, self._now_ms)
         else:
             self._files.pass_slot()
@@ -441,7 +442,7 @@ class TimerDelivery:
         log.error("the timer message at %d in the commit log is skipped: %s", physical_offset, why)
 
     def _blocked(self, error: GantryError) -> bool:
-        """Logs the first error of a store that can't be written. Returns False for the caller to return."""
+        """Logs the first error of a store that can't be written. Returns False, which the caller returns as well."""
         if not self._is_blocked:
             log.error("timer messages wait until the store takes them: %s", error)
         self._is_blocked = True

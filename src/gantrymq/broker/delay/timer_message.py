@@ -19,7 +19,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def slot_time(fields: dict[str, str], config: StoreConfig, now_ms: int) -> int | None:
-    """Returns the start of the slot in which a message with these properties waits, in ms. None if it is due already.
+    """Returns the start of the slot in which a message with these properties waits, in ms; None if it is due already.
 
     A slot is delivered after its end, so a message is never early. Raises RequestRefused if the delivery time is no
     number or too far ahead, or if a recall message is due already.
@@ -40,7 +40,7 @@ def slot_time(fields: dict[str, str], config: StoreConfig, now_ms: int) -> int |
 
 
 def _deliver_time(fields: dict[str, str], now_ms: int) -> int | None:
-    """Returns the delivery time that the properties set, in ms. None if it is missing or no number."""
+    """Returns the delivery time that the properties set, in ms. None if the time is missing or not a number."""
     for name, unit_ms, start_ms in (
         (names.TIMER_DELAY_SEC, 1000, now_ms),
         (names.TIMER_DELAY_MS, 1, now_ms),
@@ -67,7 +67,8 @@ def delivered_properties(fields: dict[str, str], enqueue_ms: int, now_ms: int, *
 def delete_keys(fields: dict[str, str]) -> set[str]:
     """Returns the values of TIMER_DEL_UNIQKEY that recall this message: its unique key, with and without the topic.
 
-    Java's version and `appendTopicForTimerDeleteKey` (off in 5.5) decide which of them a recall message has.
+    Java's recall messages contain one of the two, depending on its version and on `appendTopicForTimerDeleteKey` (off
+    in 5.5).
     """
     unique_key = fields.get(names.UNIQUE_KEY, "")
     return {unique_key, f"{fields.get(names.REAL_TOPIC, '')}+{unique_key}"}

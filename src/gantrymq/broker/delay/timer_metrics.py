@@ -1,6 +1,6 @@
 """TimerMetrics: number of waiting timer messages by topic (`store/timer/TimerMetrics`).
 
-They are stored in config/timermetrics and returned by GET_TIMER_METRICS.
+The file config/timermetrics stores the numbers, and GET_TIMER_METRICS returns them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _TimerMetrics(msgspec.Struct, rename="camel"):
 
 
 class TimerMetrics:
-    """Number of waiting messages by topic. After a crash, the changes of the last second may be missing."""
+    """Counts waiting messages by topic. After a crash, the changes of the last second may be missing."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonConfigFile(path)
         self._metrics = _TimerMetrics()
 
     def load(self) -> bool:
-        """Reads the file. Returns False if there is no valid one: the caller must then `add` all waiting messages."""
+        """Reads the file. Returns False if there is no valid file. The caller must then `add` all waiting messages."""
         data = self._file.load(lambda content: decode_json(content, _TimerMetrics), can_be_rebuilt=True)
         if data is None:
             return False
@@ -56,7 +56,7 @@ class TimerMetrics:
         self._metrics.data_version.advance()
 
     def add_by_hash(self, topic_hash: int, count: int, now_ms: int) -> None:
-        """As `add`, for a topic with this hash code. Does nothing if no topic has it."""
+        """As `add`, for the topic with this hash code. Does nothing if there is no such topic."""
         for topic in self._metrics.timing_count:
             if string_hash_code(topic) == topic_hash:
                 self.add(topic, count, now_ms)

@@ -4,7 +4,7 @@ A mark is a pair of a time and an offset. Messages that were stored before the o
 before the time. One mark is enough while the clock runs forward.
 
 If the clock is set back, messages that are stored later can have a slot before the time of this mark, but are not
-delivered yet. So there can be several marks, the later ones with an earlier time.
+delivered yet. So there can be several marks. A later mark then has an earlier time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _TimerEntry(JournalEntry):
 
 
 class TimerProgress:
-    """The journal of one broker's timer, and the marks from the start and from each time that the clock was set back.
+    """The journal of one broker's timer, and the marks since the start: one, and one for each reset of the clock.
 
     Later progress is in the timer's files (`TimerStore`).
     """

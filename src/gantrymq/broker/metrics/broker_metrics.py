@@ -35,7 +35,7 @@ from gantrymq.system import clock
 
 #: Consume modes, as in `ConsumeType.getTypeCN`.
 _CONSUME_MODES = {CONSUME_ACTIVELY: "pull", CONSUME_PASSIVELY: "push", CONSUME_POP: "pop"}
-#: Java's name of a successful write (`PutMessageStatus`). The counters contain no failed writes: they are repeated.
+#: Java's name of a successful write (`PutMessageStatus`). The counters omit failed writes, because these are repeated.
 _PUT_OK = "PUT_OK"
 _LANGUAGES = {language.value: language.name.lower() for language in LanguageCode}
 

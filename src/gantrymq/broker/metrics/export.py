@@ -17,7 +17,7 @@ from gantrymq.metrics import Metric, render
 
 log = logging.getLogger(__name__)
 
-#: Longest time of the last export at the stop, in seconds. A collector may hang.
+#: Timeout of the last export, which runs during `stop`, in seconds. A collector may hang.
 LAST_EXPORT_S = 2.0
 
 Collect = Callable[[], Iterable[Metric]]
@@ -47,7 +47,7 @@ class LogExporter:
 
 
 class MetricsExport:
-    """Exports what `collect` returns every `interval_s` seconds, from `start` to `stop`."""
+    """Exports the result of `collect` every `interval_s` seconds, from `start` to `stop`."""
 
     def __init__(
         self, collect: Collect, new_exporter: Callable[[], MetricsExporter], interval_s: float, jobs: Jobs
@@ -63,7 +63,7 @@ class MetricsExport:
         self._job.start()
 
     async def stop(self) -> None:
-        """Exports the metrics a last time, and ends."""
+        """Exports the metrics one last time, and ends."""
         await self._job.stop()
         if self._exporter is not None:
             try:
@@ -72,7 +72,7 @@ class MetricsExport:
             except TimeoutError:
                 log.warning("the last metrics are not exported: no response within %g s", LAST_EXPORT_S)
             except Exception as e:
-                # The broker stops in any case.
+                # An error must not prevent the broker from stopping.
                 log.warning("can't export the last metrics: %s", e)
             exporter, self._exporter = self._exporter, None
             await asyncio.get_running_loop().run_in_executor(None, exporter.close)
@@ -84,7 +84,7 @@ class MetricsExport:
 
 
 def metrics_export(config: BrokerConfig, collect: Collect, jobs: Jobs) -> MetricsExport | None:
-    """Returns the export that the configuration has. None with PROM or without metrics."""
+    """Returns the configured export. Returns None with PROM or without metrics."""
     kind = config.metrics_exporter_type
     if kind is MetricsExporterType.LOG:
         interval_ms = config.metric_logging_exporter_interval_in_mills
@@ -93,7 +93,7 @@ def metrics_export(config: BrokerConfig, collect: Collect, jobs: Jobs) -> Metric
         return None
 
     def new_exporter() -> MetricsExporter:
-        # Not imported before: only this kind of export needs the extra.
+        # Imported late, because only this kind of export needs the extra.
         from gantrymq.broker.metrics.otlp import OtlpExporter
 
         return OtlpExporter(

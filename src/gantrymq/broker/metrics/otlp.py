@@ -1,6 +1,6 @@
 """OtlpExporter: sends metrics to an OpenTelemetry collector. Needs the extra `gantrymq[otel]`.
 
-The names are those of Java's broker with `metricsExporterType=OTLP_GRPC`: without the unit that Prometheus appends.
+The names are those of Java's broker with `metricsExporterType=OTLP_GRPC`. They lack the unit that Prometheus appends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from gantrymq.system.clock import now_ms
 
 #: Java's name of the meter.
 _SCOPE = InstrumentationScope("broker-meter")
-#: Units that Prometheus has in the names, and OpenTelemetry beside them. Other names contain them in Java, too.
+#: Units that Prometheus appends to names, and that OpenTelemetry keeps in a field. Java's other names contain their
+#: unit.
 _UNITS = {"_milliseconds": "ms", "_seconds": "s"}
 _BYTES = {"rocketmq_storage_size_bytes"}
 

@@ -23,14 +23,14 @@ class TimerSnapshot:
     `number_due` returns the number of messages that are due from one time to another, in ms.
 
     Attributes:
-        counts: For each of SNAPSHOT_BOUNDS_S, the number of messages that are due within this time, and not within the
-            bound before. Overdue messages are left out.
+        counts: For each of SNAPSHOT_BOUNDS_S, the number of messages that are due between the previous bound and this
+        one. Overdue messages do not count.
     """
 
     def __init__(self, number_due: Callable[[int, int], int], jobs: Jobs) -> None:
         self.counts = [0] * len(SNAPSHOT_BOUNDS_S)
         self._number_due = number_due
-        #: The steps that the current count has not run yet. None between two counts.
+        #: The remaining steps of the current count. None between two counts.
         self._steps: Iterator[None] | None = None
         self._counting = jobs.repeating("count timer messages by due time", self._count, _INTERVAL_S)
 

@@ -1,7 +1,7 @@
 """Handles ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME for popped messages.
 
-While the checkpoint of a message is in the `PopBuffer`, an acknowledgement sets a bit there. Later, it is written to
-the revive log. Sources: `AckMessageProcessor`, `ChangeInvisibleTimeProcessor`.
+While the checkpoint of a message is in the `PopBuffer`, an acknowledgement sets a bit there. After that, an
+acknowledgement becomes a record in the revive log. Sources: `AckMessageProcessor`, `ChangeInvisibleTimeProcessor`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 
-#: Largest time by which the pop time of a receipt handle may be in the future, in ms. Changes within one millisecond
-#: add 1 ms each.
+#: The pop time of a receipt handle may be in the future by this time at most, in ms. Each further change within one
+#: millisecond adds 1 ms.
 _AHEAD_MS = 1000
 
 
@@ -94,7 +94,7 @@ class PopAcks:
         return self._long_requests.run(connection, request, self._ack_all(body))
 
     def _ack_all(self, body: BatchAckBody) -> Steps:
-        """Acknowledges all valid messages, then raises the first error of the others. The client may repeat all."""
+        """Acknowledges all valid messages, then raises the first error of the other messages. The client may retry."""
         problem: GantryError | None = None
         for batch in body.acks:
             try:
@@ -111,7 +111,7 @@ class PopAcks:
         try:
             queue = self._queues.handed_out(topic, batch.queue_id)
         except RequestRefused:
-            # As in Java: the messages were deleted with their queue.
+            # Success, as in Java: the messages were deleted with their queue.
             return
         offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
         if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
@@ -188,7 +188,8 @@ class PopAcks:
             self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
             self._ack(ack, handle.revive_queue_id, handle.pop_time + handle.invisible_time)
         elif not self._buffer.prolong(ack.key, checkpoint, handle.revive_queue_id):
-            # The pop belongs to the master. A new time would be in memory only: after a crash the message is lost.
+            # The pop belongs to the master. An acting master would keep the new time only in memory, and a crash would
+            # lose the message.
             raise RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 "service not available now: the master handed the message out, and is gone; it comes back at its time",

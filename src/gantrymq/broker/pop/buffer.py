@@ -9,7 +9,7 @@ acknowledgements so far in its bit map:
 
 A group's offset moves only past checkpoints that are completely acknowledged or in the log. After a crash, messages
 with a checkpoint in memory are therefore popped again (at-least-once delivery). If another commit moves the group's
-offset, these checkpoints no longer move it. They are discarded by a reset or when their topic is deleted.
+offset, the checkpoints in the buffer have no effect on the offset. A reset or the deletion of the topic discards them.
 
 An acting master cannot write the master's log. There, checkpoints stay in memory until their messages are redelivered,
 and the group's offset does not pass them.
@@ -33,7 +33,7 @@ from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 #: Topic, group, queue id.
 QueueKey = tuple[str, str, int]
 
-#: A checkpoint that would leave the buffer within this time goes to the revive log at once, in ms.
+#: A checkpoint skips the buffer if it would leave the buffer again within this time, in ms.
 _SOON_MS = 1500
 
 
@@ -50,7 +50,7 @@ class _Pop:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pops of a group in a queue, oldest first. `committed` is the group's offset at the buffer's last commit."""
+    """The pops of a group in a queue, oldest first. `committed` is the offset that the buffer has committed last."""
 
     committed: int | None
     pops: deque[_Pop]
@@ -59,8 +59,9 @@ class _Queue:
 class PopBuffer:
     """Stores the checkpoints of recent pops in memory.
 
-    `store(checkpoint, revive queue id)` writes a checkpoint to the revive log. If it raises, it is called again later.
-    With `keeps_all`, it is called only when the messages of the checkpoint must be redelivered.
+    `store(checkpoint, revive queue id)` writes a checkpoint to the revive log. If `store` raises, the buffer calls it
+    again later. With `keeps_all`, the buffer calls `store` only when the messages of the checkpoint must be
+    redelivered.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class PopBuffer:
     def add(self, checkpoint: Checkpoint, revive_queue_id: int, next_offset: int, now_ms: int) -> None:
         """Adds the checkpoint of a pop, before its messages are sent.
 
-        Raises the errors of `store`, or StoreBusy if the buffer is full on an acting master. The messages must not be
-        sent then.
+        Raises the errors of `store`, or StoreBusy if the buffer is full on an acting master. After an error, the
+        messages must not be sent.
         """
         pop = _Pop(next_offset, checkpoint, revive_queue_id)
         is_here = not self._is_full(checkpoint)
@@ -142,13 +143,13 @@ class PopBuffer:
         new = _Pop(pop.checkpoint.start_offset, checkpoint, revive_queue_id)
         entry = self._queues.get((checkpoint.topic, checkpoint.group, checkpoint.queue_id))
         if entry is not None and pop in entry.pops:
-            # Both stand side by side, so that the group's offset passes them only if both are settled.
+            # The group's offset passes the two pops only if both are settled.
             entry.pops.insert(entry.pops.index(pop), new)
         self._keep(new, checkpoint, checkpoint.revive_time)
         return self.ack(key, [checkpoint.start_offset])
 
     def forget(self) -> None:
-        """Drops all pops when the broker becomes slave. The master pops their messages again."""
+        """Drops all pops, because the broker becomes slave. The master delivers their messages again."""
         self._by_key.clear()
         self._queues.clear()
         self._leaving.clear()
@@ -166,7 +167,7 @@ class PopBuffer:
         self._forget(lambda key: key[0] in topics)
 
     def _forget(self, is_discarded: Callable[[PopKey], bool]) -> None:
-        """Scans all pops. For `popCkMaxBufferSize` (200,000) pops this takes 50 ms, but resets are rare."""
+        """Scans all pops. The scan takes 50 ms for `popCkMaxBufferSize` (200,000) pops, but resets are rare."""
         for key in [key for key in self._by_key if is_discarded(key)]:
             del self._by_key[key]
 
@@ -237,7 +238,8 @@ class PopBuffer:
             topic, group, queue_id = queue
             entry = self._queues[queue] = _Queue(self._offsets.query(group, topic, queue_id), deque())
         if pop.is_settled and entry.pops and entry.pops[-1].is_settled:
-            # Merge successive skips: a filter can skip any number of messages while the first pops are in flight.
+            # Merges successive skips, so that a filter can skip any number of messages while earlier pops are in
+            # flight.
             entry.pops[-1].next_offset = pop.next_offset
         else:
             entry.pops.append(pop)

@@ -44,7 +44,7 @@ log = peer_log(__name__)
 
 _size_and_offset = unpacker("size", "queue_offset")
 
-#: Longest time that one attempt spends on records that must be matched with a filter, in seconds.
+#: Longest time that one attempt spends on matching records with a filter, in seconds.
 _MATCHING_S = 0.003
 
 _CORRECTED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL)
@@ -53,7 +53,7 @@ _SKIPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING)
 
 @dataclass(slots=True)
 class Batch:
-    """The messages that one request has found so far. `rest` is the number of further messages in the queues."""
+    """The messages that a request has found so far. `rest` is the number of messages that are still in the queues."""
 
     wanted: int
     pop_time: int
@@ -92,8 +92,8 @@ class PopDispatcher:
     def pop(self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter) -> Batch:
         """Returns the next messages for a request.
 
-        Raises GantryError if no message can be returned, for example because its checkpoint cannot be stored. If this
-        happens after the first queue with messages, the messages so far are returned.
+        Raises GantryError if no message can be returned, for example because its checkpoint cannot be stored. If some
+        queues have returned messages before the error, returns these messages instead.
         """
         revive_queue_id = ORDERLY_REVIVE_QUEUE if header.order else next(self._revive_queue_ids)
         batch = Batch(header.max_msg_nums, clock.now_ms(), revive_queue_id)
@@ -103,10 +103,11 @@ class PopDispatcher:
         for queue in self._in_turn(topic, header.consumer_group, header.queue_id, retry=retry):
             is_retry = queue.topic != header.topic
             if is_retry and handed_out_from not in ("", queue.topic):
-                # A response contains only one retry topic: old clients do not distinguish v1 and v2.
+                # A response contains messages of one retry topic only, because old clients do not distinguish v1 and
+                # v2.
                 continue
             if wanted.matches is not None and monotonic() >= matching_ends:
-                # The next attempt reads the other queues. Here they only count for `rest`.
+                # This attempt adds the other queues to `rest` only. The next attempt reads them.
                 batch.wanted = batch.count
             before = batch.count
             try:
@@ -140,7 +141,7 @@ class PopDispatcher:
         """Returns the queues in the order in which they are read.
 
         The retry topics come first with the probability `popFromRetryProbability` (percent), else last. Pops by
-        priority have a probability of their own, and read the queue with the highest priority first.
+        priority use a separate probability, and read the queue with the highest priority first.
         """
         chance = randomness.randrange(100)
         if not retry:
@@ -191,7 +192,7 @@ class PopDispatcher:
             found = self._get(queue, offset, left, wanted)
         records = _records_in(found)
         if len(records) != found.message_count:
-            # One record is damaged. Read on its own, it is detected as such and skipped.
+            # One record is damaged. If the records are read one by one, the damaged record is detected and skipped.
             found = self._get(queue, offset, 1, wanted)
             records = _records_in(found)
         self._stats.read(queue.topic, group, found, monotonic() - begin)
@@ -203,7 +204,7 @@ class PopDispatcher:
             else:
                 self._buffer.skip((queue.topic, group, queue.queue_id), found.next_begin_offset)
         if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
-            # Later messages are not confirmed yet. Waiting requests are woken when they are.
+            # Later messages are not confirmed yet. Their confirmation wakes the waiting requests.
             batch.rest += max(0, queue.max_offset - found.next_begin_offset)
 
     def _hand_out(
@@ -279,10 +280,10 @@ class PopDispatcher:
         )
 
     def _first_offset(self, queue: ConsumeQueue, init_mode: int) -> int:
-        """Returns the first offset of a new group: that of the oldest message or that of the newest one.
+        """Returns the first offset of a new group: the offset of the oldest or of the newest message.
 
-        Retry topics and INIT_FROM_MIN start at the oldest. With `initPopOffsetByCheckMsgInMem`, a queue whose first
-        message is still in memory does too.
+        Retry topics and INIT_FROM_MIN start at the oldest message. With `initPopOffsetByCheckMsgInMem`, this also
+        applies to a queue whose first message is still in memory.
         """
         if init_mode == INIT_FROM_MIN or queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return queue.min_offset
@@ -294,7 +295,7 @@ class PopDispatcher:
 
 
 def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
-    """Returns (queue offset, record) of each message found, up to the first damaged one."""
+    """Returns (queue offset, record) of each message found, up to the first damaged record."""
     records: list[tuple[int, bytes | memoryview]] = []
     last = -1
     for buffer in found.buffers:
@@ -310,9 +311,10 @@ def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
 
 
 def _as_first_sent(buffer: bytes | memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
-    """Returns a retry topic's record with the original topic and the receipt handle as property POP_CK.
+    """Returns a retry topic's record, but with the original topic, and with the receipt handle in POP_CK.
 
-    If the property does not fit, the record stays unchanged. Clients then make the handle from the retry topic.
+    If the property does not fit, the record stays unchanged. Clients then build the handle from the name of the retry
+    topic.
     """
     try:
         record = decode_record(buffer, check_crc=False)

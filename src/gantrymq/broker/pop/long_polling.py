@@ -1,8 +1,8 @@
 """Pops and notifications that wait for messages (`PopLongPollingService`).
 
 Requests of one group for the same queue, or for all queues of a topic, share a wait queue, which watches these topic
-queues. When messages arrive, the requests are tried in order until one finds nothing. A thousand idle consumers
-therefore cost no more than one.
+queues. When messages arrive, the requests are tried in order until one finds no message. An arrival therefore costs the
+same with one idle consumer as with a thousand.
 
 An empty wait queue is removed at the next check of the deadlines, once a second. A busy consumer then does not need new
 watches for each request.
@@ -35,13 +35,14 @@ QueueKey = tuple[str, str, int]
 
 #: Interval of the check for expired requests, in seconds.
 _LOOK_S = 1.0
-#: Shortest delay before a wait queue is tried again, in seconds. The two clocks in use can differ a little.
+#: Shortest delay before a wait queue is tried again, in seconds. The event loop's clock and the system clock can
+#: differ.
 _SOONEST_S = 0.001
 #: Longest time slice in one event-loop iteration, in seconds.
 _SLICE_S = 0.005
 #: One connection may have at most 1/_SHARE of all waiting requests.
 _SHARE = 4
-#: Largest number of watches of all wait queues. Each wait queue has one watch, of about 100 bytes, per topic queue.
+#: Maximum number of watches in total. Each wait queue has one watch, of about 100 bytes, for each topic queue.
 MAX_WATCHES = 500_000
 
 
@@ -62,14 +63,15 @@ class Waiter:
 class _WaitQueue:
     queues: tuple[ConsumeQueue, ...] = ()
     waiters: dict[Waiter, None] = field(default_factory=dict)
-    #: Time of the next try, even if no message arrives before (event-loop time, in seconds).
+    #: Time of the next try if no message arrives earlier (event-loop time, in seconds).
     wake_at: float = inf
 
 
 class PopLongPolling(Feature):
     """Holds requests until messages arrive or their deadline passes.
 
-    At most `queue_limit` requests wait in one wait queue, `limit` in total and a quarter of `limit` per connection.
+    Limits for waiting requests: `queue_limit` in one wait queue, `limit` in total, and a quarter of `limit` for a
+    connection.
 
     Attributes:
         watches: Number of topic queues that the wait queues watch, at most `MAX_WATCHES`.
@@ -141,7 +143,7 @@ class PopLongPolling(Feature):
         self._answering.wake()
 
     def wake_in(self, key: QueueKey, seconds: float) -> None:
-        """Like `wake`, after a delay; the shortest delay counts. Without effect if all requests expire before."""
+        """Like `wake`, after a delay; the shortest delay counts. No effect if all requests expire earlier."""
         wait_queue = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
         if (
@@ -237,7 +239,7 @@ class PopLongPolling(Feature):
         return 0.0
 
     def _try(self, key: QueueKey) -> None:
-        """Tries the first request of a wait queue. If it is done, the next one is tried after other wait queues."""
+        """Tries the first request of a wait queue. If it is done, its successor follows after other wait queues."""
         wait_queue = self._queues.get(key)
         if wait_queue is not None and wait_queue.waiters:
             waiter = next(iter(wait_queue.waiters))
@@ -252,7 +254,7 @@ class PopLongPolling(Feature):
             del self._queues[key]
 
     def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
-        """Runs the attempt of a request and returns its result. If it raises, responds with the error."""
+        """Runs the attempt of a request and returns its result. If the attempt raises, responds with the error."""
         try:
             return waiter.attempt(expired)
         except Exception as e:
@@ -288,10 +290,10 @@ class PopLongPolling(Feature):
 def wake_when_free(
     waiting: PopLongPolling, orderly: OrderlyPops, wait_queue: QueueKey, queue_ids: Iterable[int], tried_ms: int
 ) -> None:
-    """Schedules the next try of a wait queue for pops in order: when the first blocked topic queue is unblocked.
+    """Schedules a try of a wait queue, for pops in order, when the first blocked topic queue is unblocked.
 
-    `tried_ms` is a time before the last try. A queue that is unblocked between that time and the try is included,
-    because the try may have seen it as blocked.
+    `tried_ms` is a time before the last try. A queue that is unblocked after `tried_ms` counts, because the last try
+    may have found the queue blocked.
     """
     topic, group, _ = wait_queue
     free_ms = orderly.free_at(topic, group, queue_ids, tried_ms)

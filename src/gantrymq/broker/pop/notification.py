@@ -1,4 +1,4 @@
-"""Handles NOTIFICATION and POLLING_INFO, which proxies send for their clients.
+"""Handles NOTIFICATION and POLLING_INFO, which proxies send on behalf of their clients.
 
 NOTIFICATION waits until a message can be popped. POLLING_INFO returns the number of waiting pops. Sources:
 `NotificationProcessor`, `PollingInfoProcessor`.

@@ -51,9 +51,9 @@ class OrderInfo(msgspec.Struct):
         return [offset for place, offset in enumerate(self.queue_offsets()) if not self.acked >> place & 1]
 
     def blocked_until(self, invisible_time: int) -> int:
-        """Returns the time at which all unacknowledged messages are visible again, in ms; 0 if there are none.
+        """Returns the time at which all unacknowledged messages are visible again, in ms; 0 if all are acknowledged.
 
-        `invisible_time` is the default for entries of old brokers, which do not contain it.
+        `invisible_time` applies to entries of old brokers, which contain no invisible time.
         """
         visible = self.pop_time + (self.invisible_time or invisible_time)
         return max((self.visible_at.get(offset, visible) for offset in self.unacked()), default=0)
@@ -83,7 +83,7 @@ class OrderlyPops:
         self._left_at: dict[tuple[str, str, int], int] = {}
 
     def load(self) -> None:
-        """Loads the file. Without it, a batch that is in flight can be popped a second time."""
+        """Loads the file. Without the file, a batch that is in flight can be popped a second time."""
         self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
 
     def _encode(self) -> Iterator[bytes]:
@@ -105,7 +105,7 @@ class OrderlyPops:
     def is_blocked(
         self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time: int, now_ms: int
     ) -> bool:
-        """Returns True if the queue is blocked. A client that repeats a pop with the same attempt id is not blocked."""
+        """Returns True if the queue is blocked for a pop. A pop that repeats an attempt id is not blocked."""
         info = self.find(topic, group, queue_id)
         if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
             return False
@@ -184,12 +184,12 @@ class OrderlyPops:
             self._file.changed()
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Returns True if the group's offset was set by another request, such as a reset. False after a restart."""
+        """Returns True if another request, such as a reset, has set the group's offset. False after a restart."""
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
     def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
         """Discards in-flight batches. They no longer block the queues, and their acknowledgements move no offset."""
-        # A batch without messages, which the queues share. Its pop time matches no acknowledgement.
+        # All these queues share one empty batch. Its pop time matches no acknowledgement.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
         queues = self._table.get(f"{topic}@{group}", {})
         for queue_id in queue_ids:

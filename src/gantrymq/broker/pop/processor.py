@@ -89,7 +89,7 @@ class PopProcessor:
     def _pop_filtered(
         self, connection: Connection, request: RemotingCommand, header: PopMessageRequestHeader, topic: TopicConfig
     ) -> Steps:
-        """Handles a pop with a SQL92 filter. It is compiled in steps, because that takes time."""
+        """Handles a pop with a SQL92 filter. The filter is compiled in steps, because the compilation takes long."""
         yield from compiling(header.exp or "")
         return self._pop_or_hold(connection, request, header, topic)
 
@@ -155,7 +155,7 @@ class PopProcessor:
         wanted: MessageFilter,
         tried_ms: int,
     ) -> Reply:
-        # The response does not need the body and the fields. They can have megabytes.
+        # Removes the body and the fields, which can have megabytes. The response needs neither.
         request = request.without_content()
         key = (header.topic, header.consumer_group, header.queue_id)
 
@@ -163,7 +163,7 @@ class PopProcessor:
             if connection.is_closed:
                 return True
             tried_ms = clock.now_ms()
-            # A peer that does not read its responses can have many waiting pops. It gets no more messages.
+            # A peer that does not read its responses gets no more messages, because it can have many waiting pops.
             is_full = connection.is_full
             ends = is_full or not self._queues.is_current(topic)
             try:

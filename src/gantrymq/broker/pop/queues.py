@@ -15,7 +15,7 @@ from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: Longest attempt id, in characters. Those of Java's clients have 36.
+#: Longest attempt id, in characters. An id of a Java client has 36.
 _LONGEST_ATTEMPT_ID = 255
 
 
@@ -66,7 +66,7 @@ class PopQueues:
             )
 
     def check_attempt_id(self, attempt_id: str | None) -> None:
-        """Raises RequestRefused if an attempt id is too long. It stays in memory until the next pop of the queue."""
+        """Raises RequestRefused if an attempt id is too long. The id is in memory until the queue's next pop."""
         if attempt_id is not None and len(attempt_id) > _LONGEST_ATTEMPT_ID:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -102,13 +102,13 @@ class PopQueues:
         return first
 
     def of_retry_topic(self, topic: str, first: int = 0) -> list[ConsumeQueue]:
-        """Returns the queues of a retry topic; none before the first redelivery."""
+        """Returns the queues of a retry topic. The result is empty before the first redelivery."""
         config = self._topics.get(topic)
         return [] if config is None else self.of_topic(config, -1, first)
 
     def watched(self, config: TopicConfig, group: str, queue_id: int) -> tuple[ConsumeQueue, ...]:
         """Returns the queues in which a message can arrive for a request for `queue_id` (-1: all queues)."""
-        # With `useSeparateRetryQueue`, a message comes back in the queue with the same id.
+        # With `useSeparateRetryQueue`, a message is redelivered in the retry queue with the same id.
         ids = range(config.write_queue_nums) if self._config.use_separate_retry_queue else (0,)
         topics = self.retry_topics(config.topic_name, group)
         return (*self.of_topic(config, queue_id), *(self._store.queue(topic, id_) for topic in topics for id_ in ids))

@@ -2,10 +2,10 @@
 
 Each queue of the revive log is read in order (`revive_queue`). When the time of a checkpoint has come, its
 unacknowledged messages are stored again in the pop retry topic of the group, with the next retry count. After
-`retryMaxTimes` attempts, a message goes to the dead-letter topic of the group. Java leaves that to its clients, and
-some of them drop the message.
+`retryMaxTimes` attempts, a message goes to the dead-letter topic of the group. In Java, the client has to do this, and
+some clients drop the message.
 
-As in Java, the offset of CID_RMQ_SYS_REVIVE_GROUP is that of the last completed record.
+As in Java, the committed offset of CID_RMQ_SYS_REVIVE_GROUP is the offset of the last completed record.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ RETRY_QUEUE_NUMS = 1
 
 #: Longest time slice in one event-loop iteration, in seconds.
 _SLICE_S = 0.005
-#: Number of records that are read between two checks of the time.
+#: Number of records to read between two checks of the time.
 _BATCH = 32
 
 _CHECKPOINT, _ACKS = CHECKPOINT_TAG.encode(), (ACK_TAG.encode(), BATCH_ACK_TAG.encode())
-#: Largest number of acknowledged pops of its master that an acting master keeps in memory. They use at most 30 MB.
+#: Maximum number of its master's acknowledged pops that an acting master keeps in memory. They use at most 30 MB.
 _MOST_ACKS = 100_000
 #: Properties that are omitted if all properties together become too long.
 _ABOUT_POPS = (names.FIRST_POP_TIME, names.ORIGIN_GROUP, names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC)
@@ -107,7 +107,7 @@ class PopRevive:
             self.queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
 
     def stop(self) -> None:
-        """Drops the progress. A broker may be master more than once."""
+        """Drops the progress, because a broker can become master more than once."""
         self.queues.clear()
         self._at_once.clear()
         self._acked.clear()
@@ -116,8 +116,8 @@ class PopRevive:
     def turn(self) -> bool:
         """Works for one time slice: redelivers due messages and reads new records. Returns True if more is left.
 
-        The caller repeats it after a second, or at once if more is left. Raises GantryError or OSError if the store
-        fails or rejects messages. The next call continues with another queue.
+        If more is left, the caller continues at once, otherwise after a second. Raises GantryError or OSError if the
+        store fails or rejects messages. The next call then continues with another queue.
         """
         end = monotonic() + _SLICE_S
         idle = 0
@@ -201,7 +201,7 @@ class PopRevive:
     # -- redelivery ---------------------------------------------------------------------------------------------
 
     def _revive(self, queue: ReviveQueue, waiting: WaitingPop) -> bool:
-        """Stores one unacknowledged message of a checkpoint again. If there is none, completes the checkpoint.
+        """Stores one unacknowledged message of a checkpoint again. If no message is left, completes the checkpoint.
 
         Returns False if the target topic is not on disk yet. A later call tries again.
         """
@@ -239,13 +239,13 @@ class PopRevive:
         self._acked.pop(key, None)
 
     def acknowledged(self, ack: Ack) -> None:
-        """Records an acknowledgement of a pop of the master, on an acting master, in memory only."""
+        """On an acting master, records an acknowledgement of a pop of the master, in memory only."""
         for queue in self.queues:
             queue.take_ack(ack)
         self._acked.setdefault(ack.key, set()).update(ack.offsets or [ack.offset])
         self._acked.move_to_end(ack.key)
         if len(self._acked) > _MOST_ACKS:
-            # The messages of this pop are redelivered.
+            # The broker will redeliver the messages of the dropped pop, although they are acknowledged.
             self._acked.popitem(last=False)
 
     def _deal_with(self, waiting: WaitingPop, left: tuple[int, int]) -> bool:
@@ -351,7 +351,7 @@ def _checkpoint(record: Record) -> Checkpoint:
 def _deliver_time(record: Record) -> int:
     """Returns the time at which the timer should deliver a record of the log, in ms."""
     deliver_ms = find_property(record.properties, b"TIMER_DELIVER_MS") or b""
-    # A limit for a wrong property: the timer delivers no record much before its time.
+    # Limits a wrong property: a record is stored only shortly before its delivery time.
     latest_ms = record.store_timestamp + CHECKPOINT_LEAD_MS
     is_number = deliver_ms.isdigit() and len(deliver_ms) < 20
     return min(int(deliver_ms), latest_ms) if is_number else record.store_timestamp

@@ -12,12 +12,12 @@ K = TypeVar("K")
 
 #: Java's names of the kinds of records (`PopReviveMessageType`).
 _CHECKPOINT, _ACK = "CK", "ACK"
-#: Most keys of a counter. Clients choose the groups that they acknowledge for, so there is no other limit.
+#: Maximum number of keys of a counter. Nothing else limits them: a client can acknowledge for any group name.
 MAX_KEYS = 10_000
 
 
 class ReviveCounts:
-    """Counters since the start of the broker, without those of deleted topics. Each has at most MAX_KEYS keys.
+    """Counters since the start of the broker, without deleted topics. Each counter has at most MAX_KEYS keys.
 
     Attributes:
         written: Records written to the revive log, by (group, topic, kind).

@@ -1,8 +1,8 @@
 """Writes checkpoints and acknowledgements to the revive log, rmq_sys_REVIVE_LOG_<cluster>, in Java's format.
 
-They are timer messages. The timer delivers a checkpoint to the log one second before its invisible duration ends, and
-the acknowledgements when it ends. The log is therefore in order of time. Its reader (`revive`) needs to wait only a
-moment for the acknowledgements of a checkpoint.
+Checkpoints and acknowledgements are timer messages. The timer delivers a checkpoint to the log one second before the
+invisible duration ends, and its acknowledgements at the end of this duration. The log is therefore in order of time,
+and its reader (`revive`) waits only a moment for the acknowledgements of a checkpoint.
 
 Sources: `PopMessageProcessor.buildCkMsg`, `AckMessageProcessor.appendAck`.
 """
@@ -63,7 +63,7 @@ class ReviveLog:
         return self._appender.store.max_physical_offset
 
     def check_capacity(self) -> None:
-        """Ensures that the records of a pop can be stored without waiting for a file. Called before each pop.
+        """Ensures before each pop that its records can be stored without waiting for a file.
 
         Raises StoreBusy while the first file of the timer's queue is created. Later files are preallocated.
         """
@@ -105,6 +105,6 @@ class ReviveLog:
         queue, properties, code = self._delay(
             appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
-        # It may block: the pop cannot be undone, and `check_capacity` has made sure that the file exists.
+        # The append may block, because the pop cannot be undone. `check_capacity` has made sure that the file exists.
         with appender.store.waiting():
             appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)

@@ -3,8 +3,8 @@
 A checkpoint waits until the log has been read past its time. All its acknowledgements are then known.
 
 At most `limit` checkpoints are in memory. At the limit, only acknowledgements are read until all these checkpoints are
-revived. Then reading returns to the offset at which the limit was reached. Java keeps all checkpoints that it reads in
-ten seconds. After a downtime, this can be the whole log.
+revived. Then reading continues from the offset at which the limit was reached. Java keeps all checkpoints that it reads
+in ten seconds, which can be the whole log after a downtime.
 
 The caller passes the current time, in ms.
 """
@@ -28,7 +28,7 @@ _IDLE_MS = 3000
 
 @dataclass(slots=True)
 class WaitingPop:
-    """A checkpoint that waits for its time. `offset` is that of its record; `acked` has a bit for each message."""
+    """A checkpoint that waits for its time. `offset` is its record's offset; `acked` has a bit for each message."""
 
     checkpoint: Checkpoint
     offset: int
@@ -67,13 +67,14 @@ class ReviveQueue:
 
     @property
     def wants_checkpoints(self) -> bool:
-        """True if checkpoints should be added; False if only acknowledgements."""
+        """True if the caller should add checkpoints; False if it should add only acknowledgements."""
         return self._ahead is None
 
     def take_checkpoint(self, checkpoint: Checkpoint, offset: int, stored_ms: int) -> None:
-        """Adds a checkpoint. `offset` is that of its record.
+        """Adds a checkpoint. `offset` is the offset of its record.
 
-        A record is stored (`stored_ms`) shortly before the checkpoint's time. This limits a wrong time in the record.
+        A correct checkpoint's time is shortly after its record was stored (`stored_ms`). A later time is reduced to
+        that.
         """
         checkpoint.topic = sys.intern(checkpoint.topic)
         checkpoint.group = sys.intern(checkpoint.group)
@@ -83,7 +84,7 @@ class ReviveQueue:
         self._waiting.setdefault(checkpoint.key, waiting)
 
     def take_ack(self, ack: Ack) -> None:
-        """Records an acknowledgement. Ignores it if its checkpoint is not here: it is late or repeated."""
+        """Records an acknowledgement. Ignores a late or repeated one, whose checkpoint is not in memory."""
         waiting = self._waiting.get(ack.key)
         if waiting is None:
             return
@@ -93,7 +94,7 @@ class ReviveQueue:
                 waiting.acked |= 1 << places.index(offset)
 
     def read_to(self, offset: int, deliver_ms: int, now_ms: int) -> None:
-        """Records that all records before `offset` have been read. `deliver_ms` is the last one's delivery time."""
+        """Sets `offset` as the next offset to read. `deliver_ms` is the delivery time of the record before it."""
         self._read_ms = now_ms
         self._log_ms = max(self._log_ms, deliver_ms)
         if self._ahead is not None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 #: Interval of the background jobs for the buffer and the revive log, in seconds (`reviveInterval`).
 _TICK_S = 1.0
-#: Largest number of checkpoints that leave the buffer in one event-loop iteration.
+#: Maximum number of checkpoints that leave the buffer in one event-loop iteration.
 _EXPIRE_BATCH = 256
 #: A time after the expiry of every checkpoint in the buffer, in ms.
 _EVER = 1 << 62
@@ -153,7 +153,7 @@ class PopService(Feature):
         self._revive.start()
         self._expiring.start()
         self._reviving.start()
-        # A doubt can begin while the broker becomes master.
+        # While the broker becomes master, another broker may already have replaced it.
         if not self._is_doubted:
             for waiting in (self.waiting, self.waiting_notifications):
                 waiting.admit()
@@ -170,7 +170,7 @@ class PopService(Feature):
         self._log.keep_acks_by(None)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
-        """Ends long polls while another broker may be master. Clients poll again and get errors until this ends."""
+        """Ends long polls while another broker may be master. Clients poll again, and get errors meanwhile."""
         self._is_doubted = is_doubted
         for waiting in (self.waiting, self.waiting_notifications):
             if is_doubted:
@@ -211,11 +211,11 @@ class PopService(Feature):
         return self._revive.skipped
 
     def revive_lags(self) -> list[int]:
-        """Returns the lag of each revive queue: the number of records that are not read yet. [] on a slave."""
+        """Returns the lag of each revive queue: its number of unread records. [] on a slave."""
         return self._revive.lags()
 
     def revive_latencies_ms(self) -> list[int]:
-        """Returns the age of the oldest record of each revive queue that is not read yet, in ms. [] on a slave."""
+        """Returns the age of the oldest unread record of each revive queue, in ms. [] on a slave."""
         return self._revive.latencies_ms()
 
     @property
@@ -246,9 +246,9 @@ class PopService(Feature):
                 waiting.wake((topic, group, line))
 
     def _write_down(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
-        """Writes a checkpoint that leaves the buffer to the revive log. An acting master redelivers its messages.
+        """Writes a checkpoint from the buffer to the revive log. On an acting master, redelivers its messages instead.
 
-        Raises GantryError or OSError. The buffer then calls it again.
+        Raises GantryError or OSError. The buffer then calls this function again.
         """
         if self.buffer.keeps_all:
             self._revive.revive(checkpoint)

@@ -111,7 +111,7 @@ class LongPolling(Feature):
         self._forget(queue)
 
     def message_arrived(self, queue: ConsumeQueue) -> None:
-        """Schedules the responses for the queue. Called for every stored message: one look-up if nothing waits."""
+        """Schedules the responses for the queue, after each stored message. Costs one look-up if no pull waits."""
         if queue in self._wanted:
             if not self._arrived:
                 self._loop.call_soon(self._answer)
@@ -171,7 +171,7 @@ class LongPolling(Feature):
             self._answer_pulls(self._by_second.get(second, ()), end, expired=True)
 
     def _answer_pulls(self, waiting: Iterable[WaitingPull], end: float, *, expired: bool) -> None:
-        """Answers pulls until the monotonic time `end`. Further ones follow in later event-loop iterations."""
+        """Answers pulls until the monotonic time `end`. The other pulls follow in later event-loop iterations."""
         pulls = list(waiting)
         done = 0
         if not self._backlog:

@@ -1,4 +1,4 @@
-"""Checks that pull and pop requests share (`PullMessageProcessor`, `PopMessageProcessor`), each in its own order.
+"""Checks for both pull and pop requests (`PullMessageProcessor`, `PopMessageProcessor`). Their order differs.
 
 All functions raise RequestRefused.
 """

@@ -3,9 +3,9 @@
 A power failure loses the messages that are not on disk yet. Consumers may have received them: messages are delivered
 before the flush, even with SYNC_FLUSH. The next messages of the queue then get the same offsets again.
 
-If a group pulls from an offset beyond the end of the queue, `MessageStore.get` sends it back to the recovered end. But
-enough new messages, above all delayed ones, can make this offset valid again. The group would then skip these messages,
-as with Java's brokers. To prevent this, the broker records for a while how far each group can have read each queue.
+If a group pulls from an offset beyond the end of the queue, `MessageStore.get` sends it back to the recovered end. If
+enough new messages arrive before that pull, the offset is valid again. The group then skips the new messages, as with
+Java's brokers. To prevent this, the broker records for a while how far each group can have read each queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from gantrymq.broker.tables import ConsumerOffsets
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: Duration of these checks, in seconds. Earlier consumers have connected again within this time.
+#: Duration of these checks, in seconds. Within this time, all consumers from before the start connect again.
 WHILE_S = 120.0
 
 
@@ -35,15 +35,14 @@ class ReusedOffsets:
         # A group without a committed offset may start anywhere.
         if offset <= known or committed is None:
             return None
-        # A consumer that is sent back discards the messages that it has pulled, so it must receive the uncommitted
-        # messages again.
+        # A consumer that is sent back discards its pulled messages, so it must receive the uncommitted messages again.
         return max(min(known, committed), queue.min_offset)
 
     def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
         """Returns whether a committed offset includes messages that the queue has lost.
 
-        The consumer that commits it has not been sent back yet. The commit would hide the progress of the members that
-        have been sent back.
+        If so, the broker has not sent the committing consumer back yet. The commit would hide the progress of the
+        members that it has sent back.
         """
         if queue.recovered_end is None or self._offsets.query(group, queue.topic, queue.queue_id) is None:
             return False

@@ -1,7 +1,7 @@
-"""Access control for replication: the peers that a broker exchanges its log with.
+"""Access control for replication: decides which brokers may exchange the log.
 
-With `authenticationEnabled`, each side must prove that it is a broker. It uses mutual TLS, or a handshake with the
-credentials of a super user. Java brokers can do neither. `haAllowUnsigned` admits such peers.
+With `authenticationEnabled`, each side must prove that it is a broker. The proof is mutual TLS, or a handshake with the
+credentials of a super user. Java brokers support neither. `haAllowUnsigned` admits peers without a proof.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HaAccess:
         self._config = config
         self._users = users
         self._credentials = inner_client(config.auth)
-        #: Cache of `haAllowedAddresses` and its parsed form. The setting can change while the broker runs.
+        #: The last value of `haAllowedAddresses` and its parsed form. The setting can change while the broker runs.
         self._patterns: list[str] = []
         self._matches: list[Matches] = []
 

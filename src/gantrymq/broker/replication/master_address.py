@@ -15,8 +15,8 @@ class Master(NamedTuple):
 class MasterAddress:
     """Caches the master that each NameServer reports for this broker name, and selects one of them.
 
-    `own_address` is never selected. If `haMasterAddress` is configured, the log always comes from there. Metadata is
-    still copied from the selected master's own address.
+    `own_address` is never selected. If `haMasterAddress` is configured, the log always comes from this address.
+    Metadata is still copied from the address of the selected master.
     """
 
     def __init__(self, own_address: str, ha_master_address: str) -> None:

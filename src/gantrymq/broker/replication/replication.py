@@ -36,8 +36,8 @@ from gantrymq.replication.slaves import Slave
 
 log = peer_log(__name__)
 
-#: While a slave isn't connected to a master, it queries the NameServers after this time, in seconds. The time doubles
-#: up to `_LONGEST_LOOK_S`.
+#: A slave without a connection to a master queries the NameServers after this time, in seconds. The time doubles up to
+#: `_LONGEST_LOOK_S`.
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 30.0
 #: The longest time that a stopping master waits until its slaves have caught up, in seconds.
@@ -75,7 +75,7 @@ class Replication(Feature):
         context.events.config_changed.subscribe(self._config_changed)
 
     def _config_changed(self) -> None:
-        """Updates the master's copy of the configuration. The copy keeps its own `ha_listen_port`, the port in use."""
+        """Updates the master side's copy of the configuration, except `ha_listen_port`, which is the port in use."""
         if self._master is not None:
             for field in fields(self._config.replication):
                 if field.name != "ha_listen_port":
@@ -153,7 +153,8 @@ class Replication(Feature):
     def _listen(self) -> HaMaster:
         """Opens the HA port: `haListenPort` or, if that isn't set, the port after the broker's, as in Java.
 
-        If the default port is in use, it opens a free one. Slaves receive the port from the NameServers or the master.
+        If the default port is in use, the master opens any free port. Slaves receive the port from the NameServers or
+        the master.
         """
         config = self._config.replication
         if config.ha_listen_port or not 0 < self._port < 65535:
@@ -186,7 +187,7 @@ class Replication(Feature):
     # -- as a master --------------------------------------------------------------------------------------------
 
     def replicated(self, count: int) -> int:
-        """Returns the physical offset up to which `count` replicas have the log; 0 if there are fewer."""
+        """Returns the physical offset up to which `count` replicas have the log; 0 with fewer replicas."""
         if count == ALL_IN_SYNC_STATE_SET:
             return self.confirm_offset()
         return 0 if self._master is None else self._master.slaves.replicated(count)
@@ -200,7 +201,7 @@ class Replication(Feature):
         return [] if self._master is None else self._master.slaves.all()
 
     def set_in_sync(self, in_sync: SyncStateSet | None) -> None:
-        """Sets the sync-state set of this master; None if the broker isn't a master."""
+        """Sets the sync-state set of this master. None means that the broker isn't a master."""
         self._in_sync = in_sync
 
     def confirm_offset(self) -> int:
@@ -275,7 +276,7 @@ class Replication(Feature):
             self.slave.leave(epoch)
 
     def master_reported(self, name_server: str, address: str | None, ha_address: str | None) -> None:
-        """Sets the master that a NameServer reports; None if it reports none. No effect in controller mode."""
+        """Sets the master that a NameServer reports; None without a master. No effect in controller mode."""
         if self._config.enable_controller_mode:
             return
         before = self.following.address

@@ -1,7 +1,7 @@
 """Number of replicas that must have a message before the send is acknowledged (`CommitLog.asyncPutMessage`).
 
-It applies only to a SYNC_MASTER, and only if the producer waits for storage (`waitStoreMsgOK`). The master counts as
-one replica. With Java's default, `inSyncReplicas=1`, a send does not wait for slaves.
+The number applies only to a SYNC_MASTER, and only if the producer waits for storage (`waitStoreMsgOK`). The master
+counts as one replica. With Java's default, `inSyncReplicas=1`, a send does not wait for slaves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Mode(Enum):
 def replicas_needed(config: ReplicationConfig, mode: Mode, in_sync: int, alive: int) -> int:
     """Returns the number of replicas that must have the next message, or ALL_IN_SYNC_STATE_SET.
 
-    Raises RequestRefused if too few replicas are available. Without a controller or acting masters, this isn't checked.
+    With a controller or acting masters, raises RequestRefused if too few replicas are available.
 
     Args:
         config: The replication settings.

@@ -1,7 +1,7 @@
 """Responses of a slave to pull requests (`PullMessageProcessor`).
 
-A slave sends a consumer that has caught up back to the master if that is available. A slave can lag behind its master,
-or its log can start later. A missing message is therefore no reason to move the consumer's offset
+If a master is available, a slave sends consumers that have caught up back to the master. A slave's log can end earlier
+or start later than the master's. A missing message is therefore no reason to move the consumer's offset
 (`DefaultMessageStore.nextOffsetCorrection`, `offsetCheckInSlave=false`).
 """
 
@@ -24,8 +24,8 @@ class SlaveReads:
     def code(self, code: int, result: GetResult, offset: int) -> int:
         """Returns the response code for a pull from `offset`, and corrects `result`.
 
-        `code` is the code that a master would send. If the slave has no message, the response makes the client pull
-        from the master at once. If there is no master, the pull waits for new messages. Java's slave responds at once
+        `code` is the code of a master's response. If the slave has no message, the response makes the client pull from
+        the master at once. If there is no master, the pull waits for new messages. Java's slave responds at once
         instead, so that its clients repeat the pull without a pause.
         """
         if code == ResponseCode.SUCCESS:
@@ -38,5 +38,5 @@ class SlaveReads:
         return ResponseCode.PULL_NOT_FOUND if is_moved else code
 
     def suggested_broker(self) -> int:
-        """Returns the id of the broker that a caught-up consumer pulls from next."""
+        """Returns the id of the broker for the next pull of a consumer that has caught up."""
         return MASTER_ID if self._has_master() else self._broker_id

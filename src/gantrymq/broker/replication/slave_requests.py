@@ -82,7 +82,7 @@ def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> di
 
 
 def as_doubted_master() -> dict[int, RequestHandler]:
-    """Returns the handlers of a possibly replaced master. It refuses pops, because it can't store what it returned."""
+    """Returns the handlers of a master that may be deposed. They refuse pops, because it can't store checkpoints."""
     return {code: partial(_refuse, *_DOUBTED) for code in (_CODE.POP_MESSAGE, _CODE.NOTIFICATION)}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.slaves import Slave
 
-#: A controller returns these codes only after it has accepted the master epoch and the epoch of the set. They therefore
-#: prove that it has the set that this master has.
+#: A controller returns these codes only after it has accepted the master epoch and the epoch of the set. They prove
+#: that the controller and this master have the same set.
 _REFUSED = {ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE}
 
 

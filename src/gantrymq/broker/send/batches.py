@@ -28,9 +28,9 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.delay_level import delay_level
 from gantrymq.store.record_batch import RecordBatch
 
-#: Number of messages that Python encodes as records in one step, which takes 0.4 ms.
+#: Maximum number of messages that Python encodes as records in one step. A step takes 0.4 ms.
 _BATCH_STEP = 200
-#: Number of messages that native code encodes as records in one step.
+#: Maximum number of messages that native code encodes as records in one step.
 _NATIVE_BATCH_STEP = 2000
 #: Start of a property that only the broker may set.
 _POP_CK = b"POP_CK\x01"
@@ -122,7 +122,7 @@ class BatchSends:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch of more than {MAX_BATCH_MESSAGES} messages: send several"
                 )
-            # As in `SendProcessor.send`: `in` is faster in a str.
+            # As in `SendProcessor.send`, `in` is faster for a str than for bytes.
             text = properties.decode("latin-1")
             if "POP_CK\x01" in text:
                 properties = without_property(properties, b"POP_CK")
@@ -178,7 +178,8 @@ class BatchSends:
             if found is not None:
                 plain.cache(request, found, is_batch=True)
         if waits:
-            # Also for rows that were stored before: a repeated send must not be acknowledged earlier.
+            # This also applies to rows that were stored before: a repeated send must wait for the flush and the
+            # replicas, too.
             timeout_ms = decode_send_request(request).options.timeout_ms
             end = self._appender.store.max_physical_offset
             self._pending_responses.reply(connection, request, end, response, timeout_ms=timeout_ms)

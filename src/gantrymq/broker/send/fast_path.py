@@ -59,11 +59,11 @@ _ODD: list[tuple[bytes, bytes | None]] = [
         b"_SYS_MSG_PRIORITY_\x01",
     )
 ]
-#: If responses wait, also any WAIT that is not `true`. Java clients send WAIT=true in each message.
+#: If responses wait, a WAIT other than `true` also needs special handling. Java clients send WAIT=true in each message.
 _CARELESS = (b"WAIT\x01", b"true\x02")
 #: Property that needs special handling in the messages of a batch.
 _ODD_IN_BATCH = b"POP_CK\x01"
-#: Largest number of durations with a native object, each of which may keep 4 MiB of headers.
+#: Maximum number of durations with a native object. Each object may cache 4 MiB of headers.
 _MOST_DURATIONS = 4
 #: The connection attribute for the duration of its last header, in ms.
 _WITHIN_MS = "answer_within_ms"
@@ -93,7 +93,7 @@ class PlainSends:
         self._new_sends: Callable[[], _Sends] | None = None
         #: The connection on which the last call stopped at a header that `cache` may cache.
         self._asks: Connection | None = None
-        #: The native object that stopped there.
+        #: The native object of this last call.
         self._asking: _Sends | None = None
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
@@ -135,14 +135,14 @@ class PlainSends:
     def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
         """Stores the plain sends at the start of `data`. Returns the size of their frames, and the responses."""
         self._asks = None
-        # A connection has this attribute after its first send. All others return here at no cost.
+        # A connection has this attribute after its first send. Connections that send nothing return here at low cost.
         host, appender = connection.attributes.get("born_host"), self._appender
         if host is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
             return 0, b""
         within_ms = connection.attributes.get(_WITHIN_MS, _DEFAULT_WITHIN_MS)
         sends = self._sends.get(within_ms)
         if sends is None:
-            # Without an object for its own duration, the connection uses the default one.
+            # If there is no object for the connection's duration, the connection uses the default object.
             within_ms = _DEFAULT_WITHIN_MS
             sends = self._sends.get(within_ms)
             if sends is None:
@@ -177,23 +177,23 @@ class PlainSends:
         return sent.dealt, sent.answers
 
     def asks_about(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Returns whether native code stopped at this request, so that `cache` may cache its header.
+        """Returns whether native code stopped at this request. If so, `cache` may cache the header of the request.
 
-        Compares by identity: another request can have the same opaque number and properties.
+        Compares the objects by identity, because another request can have the same opaque number and properties.
         """
         return self._asks is connection and connection.looked_at is request
 
     def cache(self, request: RemotingCommand, queue: ConsumeQueue, *, is_batch: bool = False) -> None:
         """Caches the header of `request` after its message was stored in `queue` without special handling.
 
-        From then on, native code handles messages with this header. It checks the properties of each one itself.
+        From then on, native code handles messages with this header, and checks the properties of each message.
         """
         connection, self._asks = self._asks, None
         sent = decode_send_request(request)
         target, options = sent.target, sent.options
         sends = self._sends_for(connection, options.timeout_ms)
         if sends is not self._asking:
-            # This object has not read the header. It caches the header after the connection's next send.
+            # This object has not read the header. It can cache the header after the connection's next send.
             return
         is_plain = not (
             request.flag
@@ -216,7 +216,7 @@ class PlainSends:
             )
 
     def _sends_for(self, connection: Connection | None, timeout_ms: int | None) -> _Sends | None:
-        """The native object for this client timeout. The connection uses it for its next sends."""
+        """Returns the native object for this client timeout. The connection uses the object for its next sends."""
         within_ms = answer_within_ms(timeout_ms) if self._is_safe else _DEFAULT_WITHIN_MS
         sends = self._sends.get(within_ms)
         if sends is None and self._new_sends is not None and len(self._sends) < _MOST_DURATIONS:

@@ -1,6 +1,6 @@
-"""The rows of an idempotent write request, and how many of them the queue has.
+"""The rows of an idempotent write request, and the number of these rows that the queue already has.
 
-The last row that the writer stored in the queue is enough to decide this.
+The last row that the writer stored in the queue is enough to compute this number.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class Rows(NamedTuple):
         last: Id of the last row.
         chain: Checksum up to the last row.
         total: Number of rows.
-        new: The rows that the queue does not have. None if it has all of them.
-        last_row: The writer's last row in the queue after `new` is stored.
-        first_offset: Queue offset of the first row. -1 if a row is new or the offset is unknown.
-        queues: As in `Written`.
+        new: The rows that the queue does not have yet. None if the queue has all rows. last_row: The writer's last row
+        in the queue after `new` is stored. first_offset: Queue offset of the first row. -1 if a row is new or the
+        offset is unknown. queues: As in `Written`.
     """
 
     key: str
@@ -58,7 +57,7 @@ class Rows(NamedTuple):
 
 
 def count_known(written: Written, first: RowId, last: RowId, after: Place, batch: RecordBatch) -> int:
-    """Returns how many of the rows the queue has. Raises RequestRefused if the queue has other rows."""
+    """Returns the number of rows that the queue already has. Raises RequestRefused if the queue has different rows."""
     if written.batch < first.batch:
         if after != BEGINNING:
             raise lost_rows(last, after, BEGINNING)
@@ -92,7 +91,7 @@ def count_known(written: Written, first: RowId, last: RowId, after: Place, batch
 
 
 def sent_row(record: bytes, target: bytes | None = None) -> tuple[RowId, int]:
-    """As `row_of`, but raises RequestRefused."""
+    """Like `row_of`, but raises RequestRefused if a row is invalid."""
     try:
         return row_of(record, target)
     except IllegalMessage as e:
@@ -131,7 +130,7 @@ def lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
 
 
 def other_queues(row: RowId, queues: str, written: Written) -> RequestRefused:
-    """Returns the error for a repeated batch that goes to other queues than before."""
+    """Returns the error for a repeated batch whose target queues differ from the first attempt."""
     return RequestRefused(
         ResponseCode.ILLEGAL_OPERATION,
         f"batch {row.batch} of the writer {row.writer} goes to the queues {queues}, and went to {written.queues} "
@@ -140,7 +139,7 @@ def other_queues(row: RowId, queues: str, written: Written) -> RequestRefused:
 
 
 def other_rows(row: RowId, written: Written) -> RequestRefused:
-    """Returns the error for a repeated batch with other rows, or in another order, than before."""
+    """Returns the error for a repeated batch whose rows or their order differ from the first attempt."""
     return RequestRefused(
         ResponseCode.ILLEGAL_OPERATION,
         f"batch {row.batch} of the writer {row.writer} comes with other rows, or in another order, than when it was "

@@ -1,9 +1,9 @@
 """IdempotentWrites: stores each row of an idempotent writer once, also if the writer sends it again.
 
 A writer is one partition of a Spark write. `protocol/row_ids.py` defines rows, ids and checksums. A writer's rows
-arrive at a queue in order. So the queue has all rows up to the writer's last one, if the checksum shows that they are
-the same. The broker keeps this last row for each writer and queue, in 400 bytes. A table of all rows would use 150
-bytes for each row.
+arrive at a queue in order. So the queue has all rows up to the writer's last stored row, if the checksum shows that the
+rows are the same. The broker keeps only this last row for each writer and queue, in 400 bytes. A table of all rows
+would use 150 bytes for each row.
 
 The table is derived from the log, because each message contains its id:
 - config/gantryWriters.json contains the table for the log up to a physical offset. The file is written before the first
@@ -67,15 +67,16 @@ log = peer_log(__name__)
 FILE_NAME = "gantryWriters.json"
 #: Interval at which expired entries are removed, in seconds.
 _LOOK_S = 10.0
-#: The file is rewritten after the log has grown by so many bytes. A restart reads the log from the file's position on.
+#: The file is rewritten each time the log has grown by this size, in bytes. A restart reads the log after the file's
+#: position.
 _LOG_BYTES = 64 * 1024 * 1024
 #: A start reads the log for this time, in seconds.
 _START_S = 0.2
-#: Later, each read takes this time, followed by a pause of the same length, in seconds.
+#: After the start, each slice of reading the log takes this time, followed by an equal pause, in seconds.
 _SLICE_S = 0.005
 #: Longest wait of a request for this read, in seconds. It is shorter than the default timeout of a client, 3 s.
 _WAIT_S = 2.0
-#: Number of queues that are looked up in one step of a request.
+#: Maximum number of queues that one step of a request looks up.
 _QUEUES_AT_ONCE = 500
 
 
@@ -183,7 +184,7 @@ class IdempotentWrites(Feature):
         await self.stop()
 
     async def become_master(self) -> None:
-        """Discards the table after a time as slave. The log has the rows that the former master stored."""
+        """Discards the table, because the broker was a slave. The log has the rows that the former master stored."""
         if self._follows:
             self._follows = False
             self._begin_anew()
@@ -264,7 +265,7 @@ class IdempotentWrites(Feature):
         if written is not None and not self._is_there(batch.queue, last.writer, written):
             written = None
         if written is None and after != BEGINNING and len(self.table.ranges) < self._config.idempotent_writer_max_num:
-            # The table is not full, so it has not dropped the writer's entry: the rows themselves are lost.
+            # The table is not full, so no entry of the writer was dropped. The rows themselves are lost.
             raise lost_rows(last, after, BEGINNING)
         queues = _listed_queues(request)
         if written is not None and written.batch == last.batch:
@@ -299,7 +300,7 @@ class IdempotentWrites(Feature):
 
     @property
     def is_begun(self) -> bool:
-        """Whether the file exists. Rows may only be stored then: without the file, a start does not read the log."""
+        """Whether the file exists. Rows must not be stored before: without the file, a start does not read the log."""
         return self._has_file
 
     async def begin(self) -> None:
@@ -313,8 +314,8 @@ class IdempotentWrites(Feature):
     def append(self, rows: Rows) -> tuple[int, list[int]]:
         """Stores the new rows. Returns the queue offset of the first row and the physical offsets of all rows.
 
-        If the queue had some of the rows, at unknown offsets, returns -1 and []. The response then has no msgId. Raises
-        as `Appender.append_batch` does.
+        Returns -1 and [] if the queue already had some of the rows, whose offsets are unknown. The response then has no
+        msgId. Raises as `Appender.append_batch` does.
         """
         if rows.new is None:
             units = [rows.queue.unit(rows.first_offset + i) for i in range(rows.total if rows.first_offset >= 0 else 0)]
@@ -399,7 +400,7 @@ def _listed_queues(request: RemotingCommand) -> str:
 
 @lru_cache(maxsize=1024)
 def _shared(text: str) -> str:
-    """Returns one string for equal ones, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
+    """Returns one object for equal strings, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
     return text
 
 

@@ -1,7 +1,7 @@
 """SendProcessor: handles SEND_MESSAGE and SEND_MESSAGE_V2 (`SendMessageProcessor`). Batches are in `batches`.
 
-`send` is the hot path: header, checks, record, response. It creates no task, and no objects for a message except the
-request and its header. It contains all rules; `fast_path` only repeats its result for further messages.
+`send` is the hot path: header, checks, record, response. It creates no task. Its only objects for a message are the
+request and the header. `send` contains all rules; `fast_path` only repeats its result for further messages.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SendProcessor(Feature):
         self._trace_on = "true" if config.trace_on else "false"
         self._responses = SendResponses(appender.store_host, config.region_id, config.trace_on)
         self._unique_keys = UniqueKeys(appender.store_host[:-4])
-        #: Responses wait for the disk or for replicas, except those to messages with WAIT=false.
+        #: Whether responses wait for the disk or for replicas. Responses to messages with WAIT=false never wait.
         self._is_safe = pending_responses.is_used
         self._brokers_properties = _brokers_properties(config)
         self._queues = SendQueues(appender.store, context.topics, waits.new_topics, waits.files)
@@ -129,7 +129,7 @@ class SendProcessor(Feature):
         self._begin_plain()
 
     def _topics_changed(self, names: Collection[str] = ()) -> None:
-        """Drops the cached headers, and the cached queues of these topics. Without a name, of all topics."""
+        """Drops the cached headers, and the cached queues of these topics. No names mean all topics."""
         self._forget_plain()
         self._queues.topics_changed(names)
 
@@ -302,9 +302,8 @@ class SendProcessor(Feature):
     def _complete(self, properties: bytes, text: str) -> bytes:
         """Returns the properties as broker 5.x stores them. `text` is the same as `properties`, decoded as Latin-1.
 
-        Adds a unique key, if there is none, and the broker's own properties. Removes the receipt handle of a pop: if a
-        consumer forwards a popped message, the handle is that of the old message
-        (`SendMessageProcessor.clearReservedProperties`).
+        Adds a unique key, if there is none, and the broker's own properties. Removes the receipt handle of a pop, which
+        a forwarded message contains (`SendMessageProcessor.clearReservedProperties`).
         """
         # `has_property`, inlined: saves 0.15 us.
         has_key = properties.startswith(b"UNIQ_KEY\x01") or "\x02UNIQ_KEY\x01" in text
@@ -314,8 +313,8 @@ class SendProcessor(Feature):
             properties += b"UNIQ_KEY\x01%b\x02" % self._unique_keys.next().encode()
         if _POP_CK in text:
             properties = without_property(properties, b"POP_CK")
-        # A forwarded message has the properties of its former broker. Only CLUSTER is checked, to save time. If that
-        # broker has only added the others, they are duplicated, and the last ones count.
+        # A forwarded message has the properties that its former broker added. Only CLUSTER is checked, to save time.
+        # Other duplicated properties do no harm, because the last value counts.
         if "CLUSTER\x01" in text:
             for name in (b"CLUSTER", b"TRACE_ON", b"MSG_REGION"):
                 properties = without_property(properties, name)

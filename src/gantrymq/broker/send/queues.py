@@ -37,7 +37,7 @@ class SendQueues:
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
 
     def topics_changed(self, names: Collection[str] = ()) -> None:
-        """Drops the cached queues of these topics. Without a name, of all topics."""
+        """Drops the cached queues of these topics. No names mean all topics."""
         for name in names:
             self._writable.pop(name, None)
         if not names:
@@ -46,7 +46,7 @@ class SendQueues:
     def found(self, target: SendTarget) -> ConsumeQueue | None:
         """Returns the queue that `find` returns for this target until the topic changes.
 
-        None if it is not cached, or if the broker selects a queue at random.
+        Returns None if the queue is not cached, or if the broker selects a queue at random.
         """
         queues = self._writable.get(target.topic, ())
         return queues[target.queue_id] if 0 <= target.queue_id < len(queues) else None
@@ -79,8 +79,8 @@ class SendQueues:
     def by_priority(self, queue: ConsumeQueue, properties: bytes) -> tuple[ConsumeQueue, bytes]:
         """Returns the queue of a message that may have a priority, and its properties.
 
-        The queue id is the priority, or the last queue for a higher one. Delayed messages, ordered messages and half
-        messages lose the priority.
+        The priority is the queue id. A priority above the highest queue id selects the last queue. Delayed messages,
+        ordered messages and half messages lose the priority.
         """
         priority = priority_of((find_property(properties, _PRIORITY) or b"").decode(errors="replace"))
         if priority < 0:
@@ -100,7 +100,7 @@ class SendQueues:
     def _resolve(
         self, target: SendTarget, options: SendOptions, connection: Connection
     ) -> list[ConsumeQueue | None] | None:
-        """Checks that a topic is writable and returns its queues. Otherwise as `find`."""
+        """Checks that a topic is writable and returns its queues. Raises and returns None as `find` does."""
         topic = target.topic
         problem = topic_problem(topic)
         if problem is not None:

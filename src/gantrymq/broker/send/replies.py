@@ -109,7 +109,7 @@ class Replies(Feature):
             problem = await self._push(connection, request, header)
             if problem:
                 log.warning("a reply of %s: %s", connection.address, problem)
-            # Clients require these fields, also if nothing is stored.
+            # Clients require these fields, even if nothing is stored.
             answer = SendMessageResponseHeader(
                 msg_id="0",
                 queue_id=0,

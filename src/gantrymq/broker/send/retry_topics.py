@@ -1,8 +1,9 @@
 """RetryTopics: stores messages again that a consumer failed to process.
 
-They go to the retry topic %RETRY%group, with an increasing delay. After the last retry they go to the dead-letter queue
-%DLQ%group. This applies to CONSUMER_SEND_MSG_BACK (`AbstractSendMessageProcessor.consumerSendMsgBack`) and to plain
-sends to a retry topic (`SendMessageProcessor.handleRetryAndDLQ`).
+A message goes to the retry topic %RETRY%group, with a delay that increases with each retry. After the last retry, it
+goes to the dead-letter queue %DLQ%group. This applies to CONSUMER_SEND_MSG_BACK
+(`AbstractSendMessageProcessor.consumerSendMsgBack`) and to plain sends to a retry topic
+(`SendMessageProcessor.handleRetryAndDLQ`).
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class RetryTopics(Feature):
             delayed = self._schedule.redirect(queue, properties, level, now_ms())
             if len(delayed[1]) <= most:
                 queue, properties, code = delayed
-            # Else the properties of the delay exceed the limit: the message is redelivered without a delay.
+            # If the properties of the delay exceed the limit, the message is redelivered without a delay.
         self._pending_responses.check()
         put = self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
         origin = fields[names.RETRY_TOPIC]
         if self._topics.get(origin) is None:
-            # A producer can store any text in this property. Only topics get statistics.
+            # A producer can write any text into this property. Only existing topics get statistics.
             origin = record.topic.decode()
         self._stats.sent_back(origin, group.group_name)
         if is_dead:
@@ -112,7 +113,7 @@ class RetryTopics(Feature):
     def dead_letter_queue_for(
         self, topic: str, reconsume_times: int, max_reconsume_times: int | None
     ) -> ConsumeQueue | None:
-        """Returns the dead-letter queue for a message without retries left. None if it may be retried."""
+        """Returns the dead-letter queue for a message without retries left. None if it can be retried."""
         group = self._group(topic.removeprefix(RETRY_TOPIC_PREFIX))
         max_times = group.retry_max_times if max_reconsume_times is None else max_reconsume_times
         return self._dead_letter_queue(group) if reconsume_times > max_times else None

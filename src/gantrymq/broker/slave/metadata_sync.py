@@ -50,7 +50,7 @@ _NO_MASTER_S = 1.0
 _LEAST_PAUSE_S = 0.5
 #: Interval to check whether the log has reached pending tables, in seconds.
 _TAKE_S = 0.1
-#: Large tables need a long timeout (`BrokerOuterAPI`). Small ones are requested again soon.
+#: Large tables need a long timeout (`BrokerOuterAPI`). A failed request for a small table is repeated soon.
 _TIMEOUT_MS = 30_000
 _SMALL_TIMEOUT_MS = 3000
 #: A Java long has fewer digits.
@@ -91,10 +91,10 @@ class MetadataSync(Feature):
         #: The master that was queried last, and whether it has returned all tables once.
         self._master: str | None = None
         self._asked_all = False
-        #: End of the log when the broker became a slave, or when topics were last copied. Topics of earlier messages
-        #: are in the table, unless they were deleted.
+        #: End of the log when the broker became a slave, or when topics were last copied. The topics of messages before
+        #: this offset are in the table, unless a topic was deleted.
         self._topics_known_to: int | None = None
-        #: Deleted topics of the last copy. Their old queues are deleted here, too.
+        #: Deleted topics of the last copy. The slave deletes their old queues, too.
         self._deleted: Mapping[str, int] = {}
         #: The master whose tables have all been copied and applied once; None before the first.
         self.copied_from: str | None = None
@@ -109,7 +109,7 @@ class MetadataSync(Feature):
         self._taking.cancel()
         await self._take()
         self._held.clear()
-        # The recovery after a crash, and `gantry store rebuild`, restore queues of deleted topics.
+        # A recovery after a crash, like `gantry store rebuild`, restores queues of deleted topics.
         self._delete_old_queues(
             self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
         )
@@ -137,7 +137,7 @@ class MetadataSync(Feature):
 
     @property
     def lacks_tables(self) -> bool:
-        """Whether this broker is a slave that has not yet copied and applied all tables of its master."""
+        """Whether this broker is a slave, and some tables of its master are not copied and applied yet."""
         return self._config.broker_role is BrokerRole.SLAVE and self.copied_from is None
 
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
@@ -202,13 +202,14 @@ class MetadataSync(Feature):
     async def _hold(self, master: str, name: str, take: Take) -> None:
         """Adds a table that the master has just returned to the pending tables.
 
-        The table may refer to the latest messages, so it is applied at the log end that the master reports now.
+        The table may refer to the latest messages. It is applied when the slave's log reaches the current end of the
+        master's log.
         """
         status = await self._status(master)
         if status is None:
             self._held.hold(name, 0, take)
         elif status.master:
-            # If the broker is a slave now, its table may be that of another master.
+            # If that broker has become a slave, the table can be a copy from another master.
             self._held.hold(name, status.master_commit_log_max_offset, take)
 
     async def _status(self, master: str) -> HaStatus | None:
@@ -219,10 +220,10 @@ class MetadataSync(Feature):
             return None
 
     async def _take(self) -> float:
-        """Applies the pending tables that the log has reached. Raises the first error after it has tried all of them.
+        """Applies the pending tables that the log has reached. Tries all of them, then raises the first error.
 
-        Two jobs and role changes call this; a lock makes the calls sequential. If the caller is cancelled, the current
-        table stays pending, so that `become_master` applies it.
+        A lock serializes the calls of two jobs and of role changes. If the caller is cancelled, the current table stays
+        pending, so that `become_master` applies it.
         """
         problem: Exception | None = None
         async with self._one_take:
@@ -348,7 +349,7 @@ class MetadataSync(Feature):
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:
-    """Awaits `work` to its end, even if the caller is cancelled: a thread may still write a file of the next call."""
+    """Awaits `work` to its end even if the caller is cancelled: its thread must not write during the next call."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

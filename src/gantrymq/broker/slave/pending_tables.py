@@ -1,8 +1,8 @@
 """Tables of a master that a slave can't apply yet, because its log is too short.
 
-Consumer offsets and delivery progress refer to messages in the master's log. Suppose that a slave applies them before
-it has these messages, and then becomes master. It would skip messages whose delivery is only in the former master's
-log. Java's slave applies each table as soon as it arrives.
+Consumer offsets and delivery progress refer to messages in the master's log. If a slave applied them before it has
+these messages and then became master, it would skip messages whose delivery is only in the former master's log. Java's
+slave applies each table as soon as it arrives.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ WATCH_INTERVAL_S = 5.0
 class AccessControl(Feature):
     """Stores the users of RocketMQ 5.x and checks requests against them or the accounts of plain_acl.yml.
 
-    Without access control, all requests are allowed. The table of users exists in any case.
+    Without access control, all requests are allowed. The table of users exists even then.
     """
 
     def __init__(self, config: BrokerConfig, store: MessageStore, jobs: Jobs, *, persistence: TablePersistence) -> None:
@@ -56,7 +56,7 @@ class AccessControl(Feature):
         """Reads users and accounts. Raises StoreError or ConfigError."""
         auth = self._config.auth
         self.users.load(auth, self._users_file.load(UsersFile, check=tables_of))
-        # Imported only if needed, because these modules take a tenth of a broker's start time.
+        # Imported only if needed, because these imports take a tenth of a broker's start time.
         if auth.acl_enable:
             from gantrymq.auth.permission import Guarded
             from gantrymq.auth.plain_access import PlainAccess
@@ -85,7 +85,7 @@ class AccessControl(Feature):
             self._watching.cancel()
 
     def users_written(self) -> Awaitable[None]:
-        """Completes when all changes of users are on disk. Raises StoreError; the changes are active all the same."""
+        """Completes when all changes of users are on disk. Raises StoreError; even then, the changes are active."""
         return self._users_file.written()
 
     @property
@@ -108,7 +108,7 @@ class AccessControl(Feature):
         return self._access is None or caller_of(one).name == caller_of(other).name
 
     def is_super(self, connection: Connection) -> bool:
-        """Returns True if the user of a connection may do everything."""
+        """Returns True if the user of a connection has all permissions."""
         return self._access is None or self._access.is_super(caller_of(connection))
 
     def may_see_passwords(self, connection: Connection) -> bool:

@@ -1,8 +1,8 @@
 """The attributes of topics and groups, and the validation of changes.
 
 Source: TopicAttributes, SubscriptionGroupAttributes, AttributeParser, AttributeUtil.alterCurrentAttributes. The
-broker rejects the same changes as Java, with the same code. It also rejects values of features that it lacks: a topic
-with `cleanup.policy=COMPACTION` would not be compacted.
+broker rejects the same changes as Java, with the same code. It also rejects values for features that GantryMQ does not
+have, such as `cleanup.policy=COMPACTION`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BrokerStats: counts events between two samples (`BrokerStatsManager`).
 
-`admin/runtime_info.py` takes the counts with every sample. Messages that are stored are not counted here: the queues
-give their number and size.
+`admin/runtime_info.py` takes the counts with every sample. Stored messages are not counted here: their number and size
+follow from the queues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gantrymq.store.get_result import GetResult
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Counts by key. A key is "topic@group", unless the kind has its own.
+#: Counts by key. A key is "topic@group", unless the kind has keys in another format.
 Counts = dict[str, int]
 
 
@@ -26,8 +26,7 @@ class BrokerStats:
 
     Attributes:
         reads: Number of reads that returned messages.
-        misses: Number of reads that returned none.
-        longest_read_ms: Duration of the slowest read, in ms.
+        misses: Number of reads that returned no message. longest_read_ms: Duration of the slowest read, in ms.
         dead_letters: (topic, group) -> dead-letter messages since the start.
         transactions: Half messages by topic.
         topic_creation: Durations of the requests that create or change topics.
@@ -45,7 +44,7 @@ class BrokerStats:
         self._reads: dict[tuple[str, str], list[int]] = {}
         #: Kind -> (topic, group) -> count.
         self._counts: dict[str, dict[tuple[str, str], int]] = {}
-        #: The same for the current sample, without the parts that `take` has returned.
+        #: The events of the current sample that `take` has not returned yet.
         self._sampled_reads: dict[tuple[str, str], list[int]] = {}
         self._sampled: dict[str, dict[tuple[str, str], int]] = {}
 
@@ -83,7 +82,7 @@ class BrokerStats:
         self._add("SNDBCK_PUT_NUMS", topic, group, 1)
 
     def sent_to_dlq(self, topic: str, group: str) -> None:
-        """Counts a message that a consumer has sent back after its last retry."""
+        """Counts a message that a consumer has sent back after the message's last retry."""
         self._add(_TO_DLQ, topic, group, 1)
 
     def dead_letter(self, topic: str, group: str) -> None:

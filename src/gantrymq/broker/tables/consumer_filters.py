@@ -1,11 +1,12 @@
 """The SQL92 filters of consumer groups, and consumerFilter.json (`ConsumerFilterManager`, `ConsumerFilterData`).
 
-A heartbeat contains the group's filter expression for each topic. It applies to pulls without an expression of their
-own. The first such pull compiles it.
+A heartbeat contains the group's filter expression for each topic. The expression applies to pulls that contain no
+expression. The first such pull compiles it.
 
 If members have different expressions, `group_subscriptions` selects the active one. Java selects it by version.
 
-Java stores Bloom filter data with each expression. Here, loaded data stays unchanged, and new expressions have none.
+Java stores Bloom filter data with each expression. Here, loaded data stays unchanged, and new expressions have no such
+data.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KEPT_MS = 24 * 3600 * 1000
 MAX_FILTERS = 10_000
 #: At the limit, at least 1/_REMOVED_DIVISOR of the unused expressions are removed.
 _REMOVED_DIVISOR = 4
-#: An expression that was in use when the broker stopped counts as unused since this time before the start, in ms.
+#: At a start, an expression that was in use at the stop counts as unused for this time, in ms.
 _DEAD_BEFORE_START_MS = 30_000
 
 
@@ -139,7 +140,7 @@ class ConsumerFilters(Feature):
                 topic=topic,
                 expression=subscription.sub_string,
                 born_time=now_ms,
-                # Depends on group and topic only.
+                # Equal for all expressions of one group and topic.
                 bloom_filter_data=None if old is None else old.bloom_filter_data,
                 client_version=version,
             )
@@ -156,7 +157,7 @@ class ConsumerFilters(Feature):
             return True
         dead = [each for filters in self._filters.values() for each in filters.values() if each.is_dead]
         dead.sort(key=lambda each: each.dead_time)
-        # Remove several at once, so that the next expressions need no search.
+        # Removes several expressions at once, so that the next new expressions need no search.
         for n, each in enumerate(dead):
             if n > len(dead) // _REMOVED_DIVISOR and not self._is_full(characters, is_new):
                 break

@@ -1,7 +1,7 @@
 """The consumer offsets of all groups, and consumerOffset.json (`ConsumerOffsetManager`).
 
-Tables of Java brokers can contain negative offsets. They mean that the group has never consumed the queue, and are
-omitted here.
+Tables of Java brokers can contain negative offsets. A negative offset means that the group has never consumed the
+queue. Such offsets are omitted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ConsumerOffsets(Feature):
         return self._table.discards.is_of_deleted(topic, log_offset)
 
     def topic_begin(self, topic: str) -> int:
-        """Returns a physical offset before all records of this topic. It increases each time the topic is deleted."""
+        """Returns a physical offset before all records of this topic. Each deletion of the topic increases it."""
         return self._table.discards.deleted_topics.get(topic, 0)
 
     def is_old_pop(self, group: str, topic: str, queue_id: int, log_offset: int) -> bool:
@@ -98,7 +98,7 @@ class ConsumerOffsets(Feature):
     def log_is_from(self, begin: int, end: int) -> dict[str, int]:
         """Adapts deletions and resets to the log, from `begin` to `end`. Returns the deleted topics.
 
-        Called when the broker becomes master, because its log may have lost its end.
+        Called when the broker becomes master, because the log may have lost its end.
         """
         if self._table.discards.log_is_from(begin, end):
             self._file.changed()
@@ -127,8 +127,8 @@ class ConsumerOffsets(Feature):
     def copy(self, master: OffsetTable) -> None:
         """Copies the offsets of the master's table.
 
-        Offsets that the master lacks are kept: they were committed here while the master was down. Offsets in topics
-        that the master has deleted since the last copy are removed.
+        Keeps offsets that the master lacks, because they were committed here while the master was down. Removes offsets
+        in topics that the master has deleted since the last copy.
         """
         own, discards = self._table.discards, master.discards
         deleted = {topic for topic, at in discards.deleted_topics.items() if at > own.deleted_topics.get(topic, 0)}
@@ -147,7 +147,7 @@ class ConsumerOffsets(Feature):
     def advance(self, other: OffsetTable) -> None:
         """Copies the larger offsets of a former acting master's table.
 
-        If `other` lacks the deletion of a topic, its offsets in this topic are those of the old topic, and are skipped.
+        If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped.
         """
         deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
@@ -205,12 +205,13 @@ class ConsumerOffsets(Feature):
 
 
 def read_deleted_topics(directory: Path) -> dict[str, int]:
-    """Reads the deleted topics from a broker's configuration directory. The broker may be running.
+    """Reads the deleted topics from a broker's configuration directory. The broker may run at the same time.
 
-    Returns the end of the log at the last deletion of each topic. Without a valid file, no topic counts as deleted.
-    Raises StoreError if the file can't be read.
+    Returns the end of the log at the last deletion of each topic. Without a valid file, the result is empty. Raises
+    StoreError if the file can't be read.
     """
-    # The broker renames the file to its backup before it renames the new one.
+    # A running broker renames the file to its backup, then the new file to this name. In between, only the backup
+    # exists.
     for path in (directory / OFFSETS_FILE, directory / f"{OFFSETS_FILE}.bak"):
         try:
             return decode_json(files.read_bytes(path), OffsetTable).discards.deleted_topics

@@ -21,7 +21,7 @@ class Delivery:
 
 
 class Deliveries:
-    """Counts deliveries by topic and group. Those of deleted topics stay, so that no counter decreases.
+    """Counts deliveries by topic and group. The counts of deleted topics stay, so that no counter decreases.
 
     Attributes:
         table: (topic, group) -> deliveries.
@@ -36,7 +36,7 @@ class Deliveries:
     def record_lags(self, lag_of: Callable[[ConsumeQueue, int], int] | None) -> None:
         """Starts to record the lag at each read. `lag_of` returns it for a queue and the next offset to read.
 
-        None stops it and removes the recorded lags.
+        None stops the recording and removes the recorded lags.
         """
         self._lag_of = lag_of
         if lag_of is None:

@@ -1,10 +1,11 @@
 """Discarded records in the commit log: their topic was deleted or their group was reset later.
 
 A record contains only the name of its topic. After a topic is deleted and created again, the log still contains delayed
-messages and pop checkpoints of the old topic. The end of the log at the deletion separates them from those of the new
-topic. This needs no clock, and all replicas agree, because their logs are identical.
+messages and pop checkpoints of the old topic. The end of the log at the deletion separates these records from the
+records of the new topic. This rule needs no clock. It gives the same result on all replicas, because their logs are
+identical.
 
-In the same way, the end of the log at an offset reset separates old pops from new ones. Java has neither.
+In the same way, the end of the log at an offset reset separates old pops from new ones. Java has no such records.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-#: Largest number of recorded deletions, which take 30 MB of memory. Further ones replace the oldest. If a topic without
-#: a record is created again, its old delayed messages can be delivered.
+#: Maximum number of recorded deletions, which use 30 MB of memory. A further deletion replaces the oldest. If the topic
+#: of a replaced deletion is created again, its old delayed messages can be delivered.
 MAX_DELETED_TOPICS = 100_000
 
 
@@ -52,8 +53,8 @@ class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
     def log_is_from(self, begin: int, end: int) -> bool:
         """Adapts the deletions and resets to the log, from `begin` to `end`. Returns True if any changed.
 
-        Deletions before the start of the log concern no record and are dropped. If the log has lost its end, deletions
-        and resets after its end are moved to the end, because the next records there are new.
+        Drops deletions before the start of the log, because they affect no record. If the log has lost its end, moves
+        deletions and resets that were after the new end to this end, because all records after it will be new.
         """
         deleted = {topic: min(at, end) for topic, at in self.deleted_topics.items() if at > begin}
         resets = {

@@ -20,7 +20,7 @@ from gantrymq.protocol.codes import ResponseCode
 
 M = TypeVar("M")
 
-#: Largest number of consumer and producer groups of one connection. A heartbeat with all of them has 3 MiB.
+#: Maximum number of consumer and producer groups of one connection. A heartbeat with this number of groups has 3 MiB.
 MAX_GROUPS_OF_ONE = 10_000
 
 
@@ -45,7 +45,7 @@ class ConsumerGroup(Generic[M]):
     consume_from_where: str
     clients: dict[M, Client[M]] = field(default_factory=dict)
     member_subscriptions: GroupSubscriptions[M] = field(default_factory=GroupSubscriptions)
-    #: Members that joined by a heartbeat without subscriptions and have not sent theirs yet.
+    #: Members that joined by a heartbeat without subscriptions, and have not sent their own subscriptions yet.
     without_subscriptions: set[M] = field(default_factory=set)
     #: Memory of the group without its members and subscriptions, in bytes.
     size: int = 0
@@ -62,7 +62,7 @@ class ConsumerGroup(Generic[M]):
 
 @dataclass(slots=True)
 class _Memberships(Generic[M]):
-    """The groups of one connection, and its newest client id as a producer. As in Java, only that id can be found."""
+    """The groups of one connection, and its newest client id as a producer. As in Java, lookups find only this id."""
 
     last_heartbeat: float = 0.0
     consumers: dict[str, Client[M]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class GroupMembers(Generic[M]):
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
         self._producer_members: dict[str, M] = {}
-        #: In the order of the last heartbeat, oldest first. Finds the groups of a member without a search.
+        #: The groups of each member, in the order of its last heartbeat, oldest first.
         self._memberships: dict[M, _Memberships[M]] = {}
 
     def heartbeat(self, data: HeartbeatData, member: M, language: int, version: int, now: float) -> set[str]:
@@ -133,7 +133,7 @@ class GroupMembers(Generic[M]):
     def _is_producer(self, client: Client[M]) -> bool:
         """Returns True if the connection may use its client id, so that replies to the id are sent to it.
 
-        Another connection can still have the id if its end was not detected yet.
+        A broken connection can still have the id, if the broker has not detected its end yet.
         """
         known = self._producer_members.get(client.client_id)
         return known is None or self._may_take_over is None or self._may_take_over(known, client.member)
@@ -171,8 +171,8 @@ class GroupMembers(Generic[M]):
     def rejoin(self, data: ConsumerData, client: Client[M]) -> tuple[bool, bool]:
         """Records a heartbeat without subscriptions. Returns (`join`'s result, whether the subscriptions are missing).
 
-        A member keeps its subscriptions. A new member gets those of the group until it sends its own. Until then, every
-        call reports them as missing, because the client may not receive a response.
+        A member keeps its subscriptions. A new member has the group's subscriptions until it sends its own ones. Until
+        then, every call reports them as missing, because a response may be lost.
         """
         group = self.consumers.get(data.group_name)
         known = None if group is None else group.clients.get(client.member)
@@ -226,7 +226,7 @@ class GroupMembers(Generic[M]):
         return {group for group in mine.consumers if self._drop_consumer(group, member)}
 
     def leave_stale(self, client: Client[M], oldest: float) -> set[str]:
-        """Removes a connection from the groups that its heartbeats have not contained since `oldest`."""
+        """Removes a connection from the groups that its heartbeats after `oldest` do not contain."""
         mine = self._memberships_of(client)
         for group in [group for group, entry in mine.producers.items() if entry.last_heartbeat < oldest]:
             self._leave_producers(group, client.member)
@@ -234,7 +234,7 @@ class GroupMembers(Generic[M]):
         return {group for group in stale if self._leave_consumers(group, client.member)}
 
     def expire(self, oldest: float, limit: int = sys.maxsize) -> tuple[set[str], list[M]]:
-        """Drops up to `limit` connections that are silent since `oldest`. Returns (changed groups, members dropped)."""
+        """Drops up to `limit` connections silent after `oldest`. Returns (changed groups, dropped members)."""
         silent: list[M] = []
         for member, mine in self._memberships.items():
             if len(silent) >= limit or mine.last_heartbeat >= oldest:

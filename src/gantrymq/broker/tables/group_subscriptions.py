@@ -1,11 +1,12 @@
 """The subscriptions of the members of a consumer group, and the active one for each topic.
 
-All members of a group should have the same subscriptions. They can differ during a rolling update, for example. In this
-case the last change is active: a new connection's subscription, or a newer version from the same connection. When the
-last member with the active subscription leaves, that of another member becomes active at once.
+All members of a group should have the same subscriptions. The subscriptions can differ during a rolling update, for
+example. In this case the last change is active: a new connection's subscription, or a newer version from the same
+connection. When the last member with the active subscription leaves, another member's subscription becomes active at
+once.
 
-Versions of different connections are not compared, because they come from the clocks of different hosts. Java compares
-the versions of all members (`ConsumerGroupInfo.updateSubscription`).
+Versions of different connections are not compared, because versions are times of the clients' clocks. Java compares the
+versions of all members (`ConsumerGroupInfo.updateSubscription`).
 
 In the code, an active subscription is *in force*.
 """
@@ -29,7 +30,7 @@ _ENTRY_BYTES = 100
 
 @dataclass(slots=True)
 class Update(Generic[M]):
-    """The result of a heartbeat: the new active subscriptions, and the changed inactive ones of members."""
+    """The result of a heartbeat: the new active subscriptions, and the members' changed inactive subscriptions."""
 
     in_force: dict[str, SubscriptionData]
     version: int
@@ -51,7 +52,7 @@ class GroupSubscriptions(Generic[M]):
         self._others: dict[str, dict[M, SubscriptionData]] = {}
 
     def update(self, member: M, subscriptions: Iterable[SubscriptionData]) -> Update[M]:
-        """Computes the change by a member's heartbeat, for `apply`. Topics that the heartbeat lacks are removed."""
+        """Computes the change by a member's heartbeat, for `apply`. It removes topics that the heartbeat lacks."""
         newest: dict[str, SubscriptionData] = {}
         for each in subscriptions:
             if each.topic not in newest or each.sub_version > newest[each.topic].sub_version:
@@ -132,7 +133,7 @@ def _is_same(one: SubscriptionData, other: SubscriptionData) -> bool:
 
 
 def _with_version(subscription: SubscriptionData, before: SubscriptionData) -> SubscriptionData:
-    """Returns the subscription with at least the version of `before`.
+    """Returns the subscription, with the version of `before` if that is higher.
 
     With a lower version, the broker would reject pulls of members that already use the version of `before`.
     """

@@ -18,7 +18,8 @@ MEMBER_BYTES = 400
 _SUBSCRIPTION_BYTES = 400
 #: Approximate memory of a tag with its code, in bytes.
 _TAG_BYTES = 100
-#: A group or connection that uses more than this, in bytes, is large. The last quarter of the quota is for small ones.
+#: A group or connection that uses more memory than this, in bytes, counts as large. The last quarter of the quota is
+#: for small groups and connections.
 _MUCH = 16 * 1024
 
 

@@ -1,6 +1,6 @@
 """Filters of subscriptions, by tag or SQL92 (`ExpressionMessageFilter`, `ExpressionForRetryMessageFilter`).
 
-Tags are compared by their hash codes, which the consume queue contains. The client then compares the tags themselves.
+The broker compares the hash codes of tags, which the consume queue contains. The client then compares the tags.
 
 SQL92 needs the properties, so each record is read. Java can avoid some of these reads with Bloom filters beside the
 queue (enableCalcFilterBitMap, off by default), which this broker does not write.
@@ -33,7 +33,8 @@ from gantrymq.remoting.long_requests import Steps
 log = peer_log(__name__)
 
 _RETRY_TOPIC = RETRY_TOPIC.encode()
-#: Longest tag expression in the cache, in characters. The filters of longer ones exist only while requests use them.
+#: Longest tag expression in the cache, in characters. The filter of a longer expression exists only while requests use
+#: it.
 _LONGEST_REMEMBERED = 128
 
 
@@ -53,7 +54,7 @@ class MessageFilters:
         self._filters = filters
 
     def of_expression(self, group: str, topic: str, expression: str, expression_type: str | None) -> MessageFilter:
-        """Returns the filter of a request's expression. Raises RequestRefused if invalid; Java returns all messages."""
+        """Returns the filter of an expression. Raises RequestRefused if it is invalid; Java returns all messages."""
         if is_tag_type(expression_type):
             return tag_filter(expression)
         return self._sql_filter(group, topic, self._compile(expression, expression_type))
@@ -61,7 +62,8 @@ class MessageFilters:
     def of_group(self, group: SubscriptionGroupConfig, topic: str, version: int) -> MessageFilter:
         """Returns the filter of a group's active subscription.
 
-        Raises RequestRefused if there is none, if it is older than `version`, or if the group may not broadcast.
+        Raises RequestRefused if the group has no subscription, if it is older than `version`, or if the group may not
+        broadcast.
         """
         name = group.group_name
         online = self._members.consumers.get(name)
@@ -147,13 +149,13 @@ class MessageFilters:
 
 
 def compiling(expression: str) -> Generator[None, None, None]:
-    """Compiles an expression in steps, for the cache. An error in the expression is raised when it is used."""
+    """Compiles an expression in steps, for the cache. If the expression is invalid, its first use raises the error."""
     with suppress(ClientError):
         yield from compile_in_steps(expression)
 
 
 def is_tag_type(expression_type: str | None) -> bool:
-    """Returns True for tags, which are also the default without a type (`ExpressionType.isTagType`)."""
+    """Returns True for the type of tags, which is the default (`ExpressionType.isTagType`)."""
     return expression_type == EXPRESSION_TAG or not expression_type
 
 

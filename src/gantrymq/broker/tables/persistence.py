@@ -1,4 +1,4 @@
-"""Writes the broker's tables to their files, in a thread and with many changes at once.
+"""Writes the broker's tables to their files, in a thread. One write contains many changes.
 
 Important changes are written soon, and a request can wait until its change is on disk. Other changes are written every
 `flushConsumerOffsetInterval`. All changes are written when the broker stops.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 SOON_S = 0.05
 #: Delay of the next attempt after a failure, in seconds.
 _AFTER_ERROR_S = 1.0
-#: Number of table entries that are encoded with one call, which takes 0.5 ms.
+#: Number of table entries that one call encodes. A call takes 0.5 ms.
 _ENTRIES = 1000
 #: After a piece of at least this size, in bytes, the encoding thread sleeps for _REST_S.
 _PIECE_BYTES = 16 * 1024
@@ -42,7 +42,7 @@ _REST_S = 0.0001
 #: Mode of the directory of a secret file: only the owner has access.
 _SECRET_DIRECTORY = 0o700
 
-#: Returns the content of a file in pieces. It is called in the event loop; a thread iterates over the result.
+#: Returns the content of a file in pieces. The event loop calls it; a thread iterates over the result.
 Encode = Callable[[], Iterable[bytes]]
 
 
@@ -75,13 +75,13 @@ class TableFile:
         self._saving = persistence
         #: (number of changes that must be on disk, future of the caller).
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        #: Number of changes of the table, and number of those on disk.
+        #: Number of all changes of the table, and number of changes that are on disk.
         self.changes = 0
         self.written_changes = 0
         #: Number of changes that the current write includes; 0 without a current write.
         self._being_written = 0
         self.is_urgent = False
-        #: Contents are numbered, so that an older content never replaces a newer one on disk.
+        #: Number of the newest content, so that older content never replaces newer content on disk.
         self._newest = 0
         self._saved = 0
         self._writing = threads.Lock()
@@ -129,7 +129,7 @@ class TableFile:
     async def write(self) -> None:
         """Writes the content in another thread. Raises StoreError; the changes then remain to be written.
 
-        Completes the futures of all `written` calls whose changes are included, also those made during the write.
+        Completes the futures of all `written` calls whose changes are in this write, even of calls during the write.
         """
         self.is_urgent = False
         changes = self._being_written = self.changes
@@ -160,7 +160,7 @@ class TableFile:
     def write_now(self) -> None:
         """Writes the content in the calling thread. Raises StoreError.
 
-        The thread of a cancelled `write` may still run. It does not replace this content by its older one.
+        The thread of a cancelled `write` may still run, but does not replace this content with older content.
         """
         changes = self.changes
         self._save(*self._content())
@@ -192,12 +192,12 @@ def gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
     """Encodes a table as JSON in pieces. The call itself reads the keys of the dicts; each piece reads its values.
 
-    If an entry changes before its piece is encoded, the piece contains the new value. If it is removed, the piece does
-    not contain it. Entries that are added after the call are not included.
+    If an entry changes before its piece is encoded, the piece contains the new value. If the entry is removed, the
+    piece omits it. Entries that are added after the call are not included.
     """
     fields: list[_Field] = []
     omits_empty = table.__struct_config__.omit_defaults
-    # Not msgspec.structs.fields, which compiles the annotations of the class each time.
+    # msgspec.structs.fields would compile the annotations of the class each time.
     for name, encode_name in zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True):
         value = getattr(table, name)
         if isinstance(value, dict):

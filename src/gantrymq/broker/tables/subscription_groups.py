@@ -17,8 +17,7 @@ __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
 
 log = peer_log(__name__)
 
-#: Number of groups at which clients cannot create more; administrators can. A group is permanent, has a retry topic and
-#: uses 5 KB.
+#: At this number of groups, only administrators can create more. A group is permanent, has a retry topic and uses 5 KB.
 MAX_MADE_BY_CLIENTS = 20_000
 
 

@@ -35,13 +35,13 @@ from gantrymq.protocol.topic_name import (
 
 log = peer_log(__name__)
 
-#: Number of topics at which sends cannot create more; administrators can. A topic is permanent, and has files after its
-#: first use.
+#: At this number of topics, only administrators can create more. A topic is permanent, and has files after its first
+#: use.
 MAX_MADE_BY_CLIENTS = 50_000
 SCHEDULE_QUEUE_NUMS = 18
 REVIVE_QUEUE_NUMS = 8
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
-#: Flags of `TopicSysFlag`: the topic belongs to a unit; the retry topic gets messages of a unit.
+#: Flags of `TopicSysFlag`: the topic belongs to a unit; the retry topic contains messages of a unit.
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
 
@@ -49,8 +49,8 @@ UNIT_SUB_FLAG = 2
 class BrokerTopics(Feature):
     """Stores the configuration of each topic. A TopicConfig is never modified: `put` replaces it.
 
-    `on_change` is called after every change, with the names of new and changed topics. The names are empty if any
-    topic may have changed.
+    `on_change` is called after every change, with the names of new and changed topics. Without names, any topic may
+    have changed.
 
     Changes are written to the file soon. A request that creates a topic waits for `written`. A send waits until
     `is_written` for its topic.
@@ -69,7 +69,7 @@ class BrokerTopics(Feature):
         self._on_change = on_change
         self._table = TopicConfigTable()
         self.system_topics: set[str] = set()
-        #: Topic -> number of its last change, for changes that may not be on disk yet.
+        #: Topic -> number of the topic's last change, for changes that may not be on disk yet.
         self.unwritten: dict[str, int] = {}
 
     def load(self) -> None:
@@ -84,7 +84,7 @@ class BrokerTopics(Feature):
         return self._file.written()
 
     def is_written(self, topic: str) -> bool:
-        """Returns True if the topic's configuration is on disk. If not, a crash can make its messages inaccessible."""
+        """Returns True if a topic's configuration is on disk. If not, a crash can make the messages inaccessible."""
         if topic not in self.unwritten:
             return True
         written = self._file.written_changes
@@ -153,8 +153,8 @@ class BrokerTopics(Feature):
 
         Returns None if `default_topic` does not exist or cannot be inherited.
 
-        The default topic is normally TBW102, which exists only with `autoCreateTopicEnable`. The new topic has
-        `client_queue_nums` queues, or as many as the default topic has write queues if that is less.
+        The default topic is normally TBW102, which exists only with `autoCreateTopicEnable`. The number of queues is
+        `client_queue_nums`, or the number of write queues of the default topic if that is lower.
 
         Raises RequestRefused if there are too many topics or the number of queues is 0. With 0 queues, Java creates a
         topic that accepts no message.

@@ -1,12 +1,12 @@
 """Checks the half messages of open transactions in rounds (`TransactionalMessageServiceImpl.check`).
 
-A round reads the op messages and skips the half messages that they list. For each other half message that is old
-enough, it stores a copy at the end of the half queue and sends a check to the producer. The progress of all rounds is
-therefore two offsets, one in the half queue and one in the op queue.
+A round reads the op messages and skips the half messages that op messages list. For every other half message that is
+old enough, the round stores a copy at the end of the half queue and sends a check to the producer. The progress of all
+rounds is therefore two offsets, one in the half queue and one in the op queue.
 
-Some half messages cannot be checked yet: no producer is connected, or CHECK_IMMUNITY_TIME_IN_SECONDS is not over. They
-are also copied to the end, so that they do not block later ones. If a round has nothing else to do, it leaves them in
-place. Java's broker copies them in each round.
+Some half messages cannot be checked yet: no producer is connected, or CHECK_IMMUNITY_TIME_IN_SECONDS is not over. The
+round also copies these *waiting* half messages to the end, so that they do not block later ones. A round without other
+work leaves them in place. Java's broker copies them in each round.
 
 A round is an iterator. It yields after a few messages, so that it does not block the event loop.
 """
@@ -56,12 +56,12 @@ log = peer_log(__name__)
 _BATCH = 32
 #: A step ends after half messages of this total size, in bytes.
 _BATCH_BYTES = 1024 * 1024
-#: Largest number of half messages for which waiting ones stay in place. Ended ones behind a waiting one use memory.
+#: Waiting half messages stay in place up to this size of the queue. Ended half messages behind them use memory.
 _MOST_WAITING = 10_000
 
 
 class CheckRequest(NamedTuple):
-    """A CHECK_TRANSACTION_STATE request for a message to `topic`. It goes to one producer of the group."""
+    """A CHECK_TRANSACTION_STATE request for a message to `topic`. The broker sends it to one producer of the group."""
 
     group: str
     topic: str
@@ -96,14 +96,14 @@ class TransactionCheck(TransactionStates):
 
     def round(self, now_ms: int, can_check: CanCheck) -> Iterator[list[CheckRequest]]:
         """Runs one round. Each step yields the checks to send. Raises GantryError if the store fails."""
-        # Half messages that this round stores again are after `end`. The next round checks them.
+        # The copies that this round stores are after `end`. The next round checks them.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
         while self.catch_up() or self.ends.step_over():
             yield []
         has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_check))
         while has_work:
-            # Op messages come first, so that transactions that have ended during the round are not checked.
+            # Reads new op messages first, so that transactions that have ended during the round are not checked.
             while self.read_ops():
                 yield []
             if self.ends.step_over():
@@ -123,7 +123,7 @@ class TransactionCheck(TransactionStates):
     # -- half messages ------------------------------------------------------------------------------------------
 
     def _has_work(self, now_ms: int, end: int, can_check: CanCheck) -> Generator[list[CheckRequest], None, bool]:
-        """Returns True if a round up to half offset `end` does more than copy waiting half messages. Runs in steps."""
+        """Returns True if a round up to half offset `end` has work other than copying waiting half messages."""
         queue = half_queue(self._store)
         offset = self.ends.half_offset
         if end - offset > _MOST_WAITING:
@@ -168,7 +168,7 @@ class TransactionCheck(TransactionStates):
                             record, now_ms, can_check, check_requests
                         )
                 except StoreBusy:
-                    # The round continues after a short wait. It may have thousands of half messages left.
+                    # Continues this round after a short wait, because thousands of half messages may be left.
                     self.waits_for_file = True
                     return check_requests, True
                 except _NotYet:
@@ -186,7 +186,7 @@ class TransactionCheck(TransactionStates):
         return check_requests, self.ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
-        """Processes the half message of an open transaction. Returns False if it and all later ones are too young."""
+        """Processes an open half message. Returns False if this one, and thus all later ones, are too young."""
         fields = decode_properties(record.properties)
         if self._appender.escapes:
             return self._give_away(record, fields)
@@ -196,7 +196,7 @@ class TransactionCheck(TransactionStates):
         if what is NextStep.GIVE_UP:
             self.discard(record, fields)
         elif what is NextStep.ENDED:
-            # The end stays recorded, because the queue may have further copies.
+            # The ended transaction stays in memory, because the queue may contain further copies of its half message.
             pass
         elif what is NextStep.DROP:
             self.dropped += 1
@@ -220,7 +220,7 @@ class TransactionCheck(TransactionStates):
         if self.decisions.open:
             return False
         if not self.ends.has(first_half_offset(fields)):
-            # The offset is of no use to another broker, because its half queue has other offsets.
+            # The offset is meaningless in the half queue of another broker.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
             self._counts.close(target_topic(record))
@@ -255,7 +255,7 @@ class TransactionCheck(TransactionStates):
         """
         first = _note_first(record, fields)
         if first in self.given_up:
-            # Another copy is given up already, or the broker was killed before it stored its progress.
+            # Another copy was given up before, or the broker was killed before it stored its progress.
             return
         topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
         if not self._topics.is_written(topic.topic_name):

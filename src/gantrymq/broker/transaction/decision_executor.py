@@ -50,7 +50,7 @@ SLICE_S = 0.005
 _STEP = 256
 #: Largest size of the half messages in one step, in bytes.
 _STEP_BYTES = 512 * 1024
-#: Number of log records that are scanned in one step after a start.
+#: Maximum number of log records that one step scans after a start.
 _SCAN_STEP = 100
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
@@ -75,7 +75,7 @@ class DecisionProgress:
         self.decision = decision
         self.topics = frozenset(decision.topics.split(","))
         self.done = asyncio.Event()
-        #: Search for half messages that had ended before the decision. None after its end.
+        #: Search for half messages that had ended before the decision. None after the end of the search.
         self.earlier: Iterator[tuple[int, list[int]]] | None = None
         #: The half messages that the search has found.
         self.ended = EndedHalfMessages()
@@ -111,7 +111,7 @@ class DecisionExecutor:
         self._commit_one = commit_one
         self._ops_added = ops_added
         self._counts = counts
-        #: Offset of the decision in the op queue -> progress. The next one to continue comes first.
+        #: Offset of the decision in the op queue -> progress. The first decision continues next.
         self.open: dict[int, DecisionProgress] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
@@ -123,7 +123,7 @@ class DecisionExecutor:
         self._job.cancel()
 
     def clear(self) -> None:
-        """Drops all decisions, because another broker carries them out."""
+        """Drops all decisions, because another broker carries out the decisions."""
         self.open.clear()
 
     def begin(self, decision: Decision) -> DecisionProgress:
@@ -145,7 +145,7 @@ class DecisionExecutor:
         end = monotonic() + SLICE_S
         while self.open:
             op_offset, progress = next(iter(self.open.items()))
-            # Round robin: a decision that cannot continue does not block the others.
+            # Continues the decisions in rotation, so that a blocked decision does not block the others.
             self.open[op_offset] = self.open.pop(op_offset)
             try:
                 with self._store.ahead_of_wait_queue():
@@ -163,7 +163,7 @@ class DecisionExecutor:
         return 0.0 if self.open else None
 
     def _step(self, progress: DecisionProgress) -> None:
-        """Ends some half messages. If it raises StoreBusy, StoreError or RequestRefused, it has ended none of them."""
+        """Ends some half messages. After StoreBusy, StoreError or RequestRefused, none of them has ended."""
         decision = progress.decision
         if progress.earlier is not None:
             self._look_up(progress, progress.earlier)
@@ -196,7 +196,7 @@ class DecisionExecutor:
         places, sizes, tags_codes = zip(*UNIT.iter_unpack(units), strict=True)
         copies = self._copies(progress.tail, offset, places, sizes)
         if not copies:
-            # The first half message has another tail than the ones before it.
+            # The tail of the first half message differs from the last batch's tail.
             record = self._read(offset, places[0])
             if record is None or not self._is_allowed(progress, record):
                 self._pass(decision, 1)
@@ -263,7 +263,7 @@ class DecisionExecutor:
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == progress.decision.group
         if is_of_group and target is not None and target[0] in progress.topics:
-            # A copy is not a message of its own: its first half message is in the ranges as well.
+            # A copy does not count, because the ranges also contain the half message from which it was copied.
             return not progress.decision.ranges.has(first_half_offset(fields))
         log.error("half message %d isn't of the transaction that a range with it ends", record.queue_offset)
         return False

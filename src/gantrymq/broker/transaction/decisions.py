@@ -1,8 +1,8 @@
 """Decisions: a decision commits or rolls back all half messages of some ranges.
 
 A decision is one record in the op queue, with its own tag. It is written before any of its half messages changes. If
-the broker is killed, it finds the record at the next start and continues. The op queue is read from the first entry
-that is still needed, so an open decision is always found.
+the broker is killed, its next start finds the record and continues. After a start, the broker reads the op queue from
+the first entry that is still needed, so it finds every open decision.
 
 Java's broker logs the record and skips it. It then checks the remaining half messages one by one.
 """
@@ -102,7 +102,7 @@ def check_fits(decision: Decision) -> None:
 
 
 class Decisions:
-    """The open decisions: those that are not completely carried out."""
+    """The open decisions, which are not completely carried out."""
 
     def __init__(self) -> None:
         #: Offset in the op queue -> decision.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-#: Smallest length of a run. Shorter ones are stored as single offsets.
+#: Minimum length of a run. Offsets of a shorter run are stored one by one.
 LEAST_OF_RUN = 16
 
 
@@ -37,7 +37,7 @@ class EndedHalfMessages:
         return True
 
     def add_all(self, offsets: list[int], op_offset: int) -> int:
-        """Adds half messages. Returns the number of those that were not present."""
+        """Adds half messages. Returns how many of them were new."""
         is_run = len(offsets) >= LEAST_OF_RUN and offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         if is_run and self.add_run(offsets[0], offsets[-1] + 1, op_offset):
             return len(offsets)

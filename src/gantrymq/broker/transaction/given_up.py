@@ -4,8 +4,8 @@ A producer or an operator (`gantry admin givenUpTransactions`) can still end suc
 rollback counts. Queue 1 of the op messages lists the transactions that have ended.
 
 In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
-`prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers have neither, and are not
-counted here.
+`prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers have neither of the two,
+and do not count here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gantrymq.store.consume_queue import UNIT
 _OP_QUEUE_ID = 1
 #: Number of records that are read in one step.
 _STEP = 32
-#: Largest number of half messages in memory. It matters if producers end none of their transactions.
+#: Maximum number of half messages in memory. It is only reached if producers end none of their transactions.
 MAX_OPEN = 500_000
 
 
@@ -40,7 +40,7 @@ class GivenUp:
         self._ops = OpMessages(config, appender, _OP_QUEUE_ID)
         #: First half offset -> offset in TRANS_CHECK_MAX_TIME_TOPIC.
         self._open: dict[int, int] = {}
-        #: The largest first half offset that was dropped because of MAX_OPEN; -1 for none.
+        #: The largest first half offset that was dropped because of MAX_OPEN; -1 if none was dropped.
         self._forgotten = -1
 
     def clear(self) -> None:
@@ -93,9 +93,9 @@ class GivenUp:
         return None if unit is None else unit[0]
 
     def add(self, first: int, offset: int) -> None:
-        """Adds the half message that was first stored at `first`; `offset` is that of its record."""
+        """Adds the half message that was first stored at `first`. `offset` is the offset of its record."""
         self._open[first] = offset
-        # Offsets ascend. If the log has lost a record, it has lost the half message and its copies, which are older.
+        # Offsets ascend. If the log lacks a record, it also lacks the half message and its copies, which are older.
         queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
         begin = queue.min_offset if queue is not None else 0
         while self._open and self._open[oldest := next(iter(self._open))] < begin:
@@ -116,5 +116,5 @@ class GivenUp:
             self._ops.add(offset)
 
     def write(self) -> None:
-        """Stores the removals. Raises GantryError; those that are not stored remain for the next call."""
+        """Stores the removals. Raises GantryError; the next call stores the remaining removals."""
         self._ops.write(lambda op_offset, offsets: None)

@@ -40,8 +40,8 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 
-#: A batch may be committed for this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms. A driver needs it if one of
-#: its brokers is down when the others have committed.
+#: A batch may be committed for this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms. A driver needs this time if
+#: one broker is down after the other brokers have committed.
 GRACE_MS = 600_000
 #: An open batch is rolled back this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms.
 DROPPED_AFTER_MS = GRACE_MS + 60_000
@@ -49,7 +49,7 @@ DROPPED_AFTER_MS = GRACE_MS + 60_000
 _STEP = 100
 #: A step ends after half messages with properties of this total size, in bytes.
 _STEP_BYTES = 64 * 1024
-#: Properties that a half message gets from its batch or from the broker. They are removed from the message itself.
+#: Properties that a half message gets from its batch or from the broker. The broker removes them from the message.
 _OF_BATCH = (
     names.TRANSACTION_PREPARED,
     names.PRODUCER_GROUP,
@@ -64,7 +64,7 @@ _OF_BATCH = (
 )
 _DELAYS = (b"DELAY", b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")
 #: Finds one of these properties, or a delay, in the joined properties of many messages. A separator precedes each
-#: property. One search takes a tenth of the time of a search per message.
+#: property. Searching the joined text takes a tenth of the time of a search per message.
 _has_special = re.compile(b"\x02(?:%b)\x01" % b"|".join((*map(str.encode, _OF_BATCH), *_DELAYS))).search
 _is_delayed = re.compile(b"(?:^|\x02)(?:%b)\x01(?!0*\x02)" % b"|".join(_DELAYS)).search
 

@@ -21,7 +21,7 @@ from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC, may_be_sent_to
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
-#: The most bytes of a half message's properties. A check adds up to 128 bytes of properties.
+#: Maximum size of a half message's properties, in bytes. A check adds up to 128 bytes.
 MAX_HALF_PROPERTIES_LENGTH = MAX_PROPERTIES_LENGTH - 128
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
@@ -35,7 +35,7 @@ def half_queue(store: MessageStore) -> ConsumeQueue:
 def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     """Returns the properties of a half message for `queue`. Raises RequestRefused if they become too long."""
     fields = decode_properties(properties)
-    # A message has these if a client copies a half message with all its properties.
+    # A message has these properties if a client copies a half message with all its properties.
     fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
     fields.pop(names.TRANSACTION_CHECK_TIMES, None)
     if names.UNIQUE_KEY in fields:
@@ -53,7 +53,7 @@ def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
 
 
 def destination(fields: dict[str, str]) -> tuple[str, int] | None:
-    """Returns the target (topic, queue id) of a half message. Returns None if it is missing, invalid or not allowed."""
+    """Returns the target (topic, queue id) of a half message; None if the target is missing, invalid or not allowed."""
     topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
     is_queue_id = queue_id.isdecimal() and len(queue_id) < 10
     return (topic, int(queue_id)) if topic and is_queue_id and may_be_sent_to(topic) else None
@@ -65,7 +65,7 @@ def target_topic(record: Record) -> str:
 
 
 def first_half_offset(fields: dict[str, str]) -> int:
-    """Returns the queue offset of the first half message of which this one is a copy; -1 if it is no copy."""
+    """Returns the queue offset of the original of a copied half message; -1 if the half message is not a copy."""
     return number_of(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
 
 
@@ -75,7 +75,7 @@ def first_half_offset_of(properties: bytes) -> int:
 
 
 def number_of(text: str | None, default: int) -> int:
-    """Returns the number in a property; `default` if it is missing or no number."""
+    """Returns the number in a property; `default` if the property is missing or not a number."""
     return int(text) if text and text.isdecimal() and len(text) < 20 else default
 
 
@@ -83,8 +83,8 @@ def half_of(store: MessageStore, record: Record) -> Record | None:
     """Returns the half message of a committed message; None for any other record.
 
     The field `prepared_transaction_offset` alone is not enough: it is 0 in most records, and a half message can be at
-    offset 0. The commit flag alone is not enough either: it stays set, with 0 in the field, in a committed message that
-    a consumer sends back for a retry.
+    offset 0. The commit flag alone is not enough either: if a consumer sends a committed message back for a retry, the
+    flag stays set, and the field is 0.
     """
     if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
         return None

@@ -23,9 +23,9 @@ CanCheck = Callable[[str, str], bool]
 class NextStep(Enum):
     """The next step for the half message at the head of the queue."""
 
-    #: Leave it in place. The ones behind it are too young as well.
+    #: Leave it in place. All half messages behind it are too young as well.
     YOUNG = auto()
-    #: It cannot be checked yet, but must not block the ones behind it.
+    #: It cannot be checked yet, but must not block the half messages behind it.
     WAITS = auto()
     #: Send a check to a producer.
     CHECK = auto()
@@ -57,7 +57,8 @@ def next_step(
     elif age_ms <= config.transaction_time_out:
         return NextStep.YOUNG
     target = destination(fields)
-    # Without a valid target, no check can be sent. The attempt counts all the same, so that the message is given up.
+    # Without a valid target, no check can be sent. The attempt still counts, so that the broker gives up the message at
+    # last.
     is_checked = target is None or can_check(fields.get(names.PRODUCER_GROUP, ""), target[0])
     return NextStep.CHECK if is_checked else NextStep.WAITS
 

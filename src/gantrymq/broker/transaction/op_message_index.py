@@ -1,4 +1,4 @@
-"""The ended half messages, as listed by the op messages that are still needed."""
+"""The ended half messages that the op messages list, as far as these are still needed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class OpMessageIndex:
         return op_offset is not None
 
     def _copied(self, start: int, end: int) -> list[int]:
-        """Returns the half messages from `start` to `end` - 1 that have copies. Their end applies to the copies too."""
+        """Returns the half messages from `start` to `end` - 1 that have copies. A copy ends with its original."""
         if len(self._copies) < end - start:
             return [first for first in self._copies if start <= first < end]
         return [first for first in range(start, end) if first in self._copies]
