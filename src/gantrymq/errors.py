@@ -66,7 +66,7 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "NOT_PERMITTED"
     #: The consume queue has entries of the messages, but the commit log lacks them: expired or lost.
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
-    #: The client that the reply is for is not connected.
+    #: The client that receives the reply is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
 
 
@@ -95,7 +95,8 @@ class HeaderError(ProtocolError):
 class BodyError(ProtocolError):
     """A command body cannot be decoded.
 
-    Remedy: as for HeaderError. If it began with another version of a Java server, report that version to the project.
+    Remedy: as for HeaderError. If the error began with another version of a Java server, report that version to the
+        project.
     """
 
 
