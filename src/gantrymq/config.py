@@ -68,7 +68,7 @@ def read_properties(path: Path) -> str:
 
 
 def parse_properties(text: str, *, source: str) -> dict[str, str]:
-    """Returns the keys and values of properties text. If a key occurs several times, the last one counts.
+    """Returns the keys and values of properties text. If a key occurs several times, its last value counts.
 
     Raises ConfigError for an invalid line or escape, with `source` and the line number.
     """

@@ -297,7 +297,7 @@ class ClientClosed(ClientError):
 
 
 class PartialFailure(ClientError):
-    """An operation on several servers failed on at least one of them.
+    """An operation on several servers failed on at least one server.
 
     `done` lists the addresses (HOST:PORT) of the servers where it succeeded. `failed` maps the other addresses to their
     errors.

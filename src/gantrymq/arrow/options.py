@@ -122,8 +122,8 @@ class ReadOptions:
         latest: There is no error, and such a queue is read from its end.
 
     Filters:
-        tags: `TagA || TagB` selects the messages with one of these tags, on the broker. It is not possible for the
-            topic of delayed messages, because brokers have no tags there.
+        tags: `TagA || TagB` selects the messages with one of these tags, on the broker. The option is not possible for
+            the topic of delayed messages, because brokers have no tags there.
         sql92: `a > 5 AND b = 'x'` selects messages by their properties, on the broker. The broker must have
             `enablePropertyFilter=true`. It excludes `tags`.
 

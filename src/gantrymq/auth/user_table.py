@@ -47,7 +47,7 @@ class UserTable:
         self.generation = 0
 
     def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
-        """Loads the file and creates missing configured super users. Raises ConfigError if one of these is invalid."""
+        """Loads the file and creates missing configured super users. Raises ConfigError if such a user is invalid."""
         if content is not None:
             self.users, self.acls = tables_of(content)
         for key, text, name_key, password_key in (

@@ -63,7 +63,7 @@ class Tally:
     unsafe: int = 0
     #: The first error.
     error: BaseException | None = None
-    #: The number of invalid parts of the input, and the position of the first one with the reason.
+    #: The number of invalid parts of the input, and the position of the first invalid part, with the reason.
     bad: int = 0
     first_bad: str = ""
     #: The signal that ended the reading; None without a signal.

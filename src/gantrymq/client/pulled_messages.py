@@ -105,7 +105,7 @@ def _foreign(record: Record, queue: MessageQueue, expected: int) -> str:
 
 def _unreadable(buffer: bytes, pos: int, expected: int, error: RecordError) -> Unreadable:
     try:
-        # The text omits the topic, which may be the unreadable part.
+        # The text omits the topic, which may be unreadable.
         record = decode_record(buffer, pos, check_crc=False)._replace(topic=b"")
     except RecordError:
         record = None

@@ -170,7 +170,7 @@ class Routes:
         self._current = randomness.randrange(len(self.name_servers)) if name_servers else 0
 
     async def rediscover(self) -> None:
-        """Discovers the NameServers again. On an error of `discover`, raises it and keeps the old ones."""
+        """Discovers the NameServers again. On an error of `discover`, raises it and keeps the old NameServers."""
         assert self._discover is not None
         found = await self._discover()
         if sorted(found) != sorted(self.name_servers):

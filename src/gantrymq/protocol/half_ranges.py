@@ -30,7 +30,7 @@ _RANGE = Struct(">qqi")
 
 
 class HalfRange(NamedTuple):
-    """A range of `number` half messages from the queue offset `half_offset` on, the first one at `physical_offset`."""
+    """A range of `number` half messages from queue offset `half_offset` on. The first is at `physical_offset`."""
 
     half_offset: int
     physical_offset: int

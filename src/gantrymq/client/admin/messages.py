@@ -25,7 +25,7 @@ from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import TOOLS_GROUP, TRACE_TOPIC
 from gantrymq.times import timestamp_ms
 
-#: Most messages of one pull.
+#: Largest number of messages of one pull.
 PULL_BATCH = 32
 #: Field that marks the key as a producer's unique key (MixAll.UNIQUE_MSG_QUERY_FLAG).
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"

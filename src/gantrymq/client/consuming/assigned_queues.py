@@ -305,7 +305,7 @@ class AssignedQueues:
             self._client.failure_log.report(what, e)
 
     async def _commit_last(self, *process_queues: ProcessQueue) -> None:
-        """Commits all offsets, also unchanged ones: a killed broker may have lost the last commit."""
+        """Commits all offsets, even unchanged offsets, because a killed broker may have lost the last commit."""
         for process_queue in process_queues:
             self.offset_store.forget(process_queue.queue)
         await self._commit(*process_queues)

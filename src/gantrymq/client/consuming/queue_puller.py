@@ -30,7 +30,7 @@ log = peer_log(__name__)
 SUSPEND_MS = 15_000
 #: Timeout of a pull (CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND), ms.
 TIMEOUT_MS = 30_000
-#: Most bytes of records of a bulk pull. The broker may send fewer.
+#: Largest size of the records of a bulk pull, in bytes. The broker may send less.
 PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
 #: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).

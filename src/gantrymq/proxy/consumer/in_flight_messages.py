@@ -44,7 +44,7 @@ class InFlightMessage:
     group: str
     topic: str
     key: MessageKey
-    #: The handle of the last renewal. The client itself has only the first one.
+    #: The handle of the last renewal. The client itself has only the first handle.
     handle: Handle
     reconsume_times: int
     popped_ms: int
