@@ -95,8 +95,7 @@ class HeaderError(ProtocolError):
 class BodyError(ProtocolError):
     """A command body cannot be decoded.
 
-    Remedy: as for HeaderError. If the error began with another version of a Java server, report that version to the
-        project.
+    Remedy: as for HeaderError. If a new version of a Java server causes the error, report it to the project.
     """
 
 

@@ -4,8 +4,8 @@ A `Limit` holds for all peers of one server together. One host gets at most half
 The rule is in `remoting/quota.py`. The other limits are constants. They need no shares: the module in the comment
 describes the order in which it refuses, delays or closes the items that it counts.
 
-`memory_of` is the sum of the limits of a server. This is about the largest memory that hostile peers can use, in
-addition to the server's own tables and caches. One limit has a configuration key: WAITING_POPS is the default of
+`memory_of` is the sum of the limits of a server: about the largest memory that hostile peers can use, in addition to
+the server's own tables and caches. One limit has a configuration key: WAITING_POPS is the default of
 `maxPopPollingSize`.
 """
 

@@ -27,8 +27,7 @@ from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG,
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 
-#: The consumer group of pulls without the option consumerGroup. All brokers have this group, because RocketMQ's tools
-#: use it.
+#: The consumer group of pulls without the option consumerGroup. All brokers have this group of RocketMQ's tools.
 TOOLS_GROUP = "TOOLS_CONSUMER"
 #: The producer group of writes. Brokers store nothing for it.
 PRODUCER_GROUP = "gantry-spark"

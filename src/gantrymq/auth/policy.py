@@ -234,8 +234,7 @@ class Acl:
         """Returns the entry that decides about a request: a Custom entry, otherwise a Default entry, otherwise None.
 
         If the request needs all resources of a type (`Pattern.ANY`), an entry for all of them decides, unless an entry
-        denies one of them. If the request needs any resource (`ResourceType.ANY`), an entry that allows something
-        decides.
+        denies one of them. If it needs any resource (`ResourceType.ANY`), an entry that allows something decides.
         """
         if resource.pattern is not Pattern.ANY:
             return self._decisive(resource, actions, host)

@@ -292,8 +292,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             get = asyncio.ensure_future(chunks.get())
             await asyncio.wait({get, stop}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                # After an interrupt, chunks that were read before it are still sent, but an endless input is not read
-                # further.
+                # After an interrupt, chunks that were read before are still sent, but the input is not read further.
                 after_stop += 1
             if not get.done() or after_stop > _CHUNKS_AHEAD + 1:
                 get.cancel()

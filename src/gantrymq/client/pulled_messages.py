@@ -38,9 +38,8 @@ def decode_pulled(
 ) -> tuple[list[MessageExt], int | None]:
     """Decodes consecutive messages of `queue` in `buffer`, which must start at `first_offset` or later, in order.
 
-    A record of another queue or offset counts as unreadable. A record with an invalid size ends the decoding, because
-    the next record cannot be found. Returns the messages, and the queue offset of the first record that was not
-    decoded, or None.
+    A record of another queue or offset counts as unreadable. A record with an invalid size ends the decoding. Returns
+    the messages, and the queue offset of the first undecoded record or None.
     """
     messages: list[MessageExt] = []
     topic, broker_name, queue_id = queue

@@ -1,12 +1,10 @@
 """Validates bodies in Avro's binary encoding, because fastavro accepts some invalid bodies.
 
-fastavro accepts negative indexes of enum symbols and union types and counts them from the end, as Python's lists do. It
-therefore decodes invalid bytes. A block of an array states its number of items. If items take no bytes, a body of ten
-bytes can have any number of them; such schemas are rejected. A check takes no more steps than the body has bytes and
-fields.
+fastavro decodes invalid bytes: it accepts negative indexes of enum symbols and union types, as Python's lists do. A
+block of an array states its number of items. If items take no bytes, a body of ten bytes can have any number of them;
+such schemas are rejected. A check takes no more steps than the body has bytes and fields.
 
-Compared to fastavro's decoding, the check takes 0.4 times as long for small records, and 0.7 times for long arrays of
-numbers.
+Relative to fastavro's decoding, the check takes 0.4 of the time for small records, and 0.7 for arrays of numbers.
 
 Source: Avro's specification, "Binary Encoding"; `org.apache.avro.io.BinaryDecoder` for numbers of at most ten bytes.
 """

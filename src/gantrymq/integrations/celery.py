@@ -42,8 +42,7 @@ SCHEME = "rocketmq"
 DEFAULT_PORT = 9876
 #: Default of the option `visibility_timeout`, s.
 VISIBILITY_TIMEOUT_S = 60.0
-#: Brokers accept timers up to three days (timerMaxDelaySec). For a later ETA, the worker waits for the remaining time.
-#: In ms.
+#: Brokers accept timers up to three days (timerMaxDelaySec). For a later ETA, the worker waits for the rest. In ms.
 LONGEST_DELAY_MS = 3 * 24 * 3600 * 1000 - 60_000
 #: Largest number of messages of one request.
 _BATCH = 32

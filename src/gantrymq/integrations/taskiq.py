@@ -6,8 +6,7 @@
     async def add(a: int, b: int) -> int: ...
 
 If a worker dies, its task is redelivered after `invisible_time`. If a task raises, its message is acknowledged, as with
-all brokers of taskiq, because taskiq's middlewares make the retries. The label `delay` delays a task by the given
-number of seconds.
+all brokers of taskiq: taskiq's middlewares make the retries. The label `delay` delays a task, in seconds.
 """
 
 from __future__ import annotations

@@ -122,8 +122,7 @@ def _local_settings(directory: Path) -> dict[str, str]:
 def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[SparkSession]:
     """Starts a Spark Connect server, which pipelines require, and yields a client of it.
 
-    `spark.api.mode=connect` would also start a server, but on port 15002 of all addresses, so that only one run could
-    be active.
+    `spark.api.mode=connect` would also start a server, but only one at a time, on port 15002 of all addresses.
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -169,8 +168,7 @@ def _follow(results: Iterator[dict[str, Any]], report: Callable[[str], None]) ->
                 last = result["pipeline_event_result"].event.message
                 report(last)
     except PySparkValueError as e:
-        # At the end of a run, Spark 4.3 sends the counters of its Python workers, which Spark's own client can't
-        # decode.
+        # At the end of a run, Spark 4.3 sends counters of Python workers, which its own client can't decode.
         if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:
             raise
 

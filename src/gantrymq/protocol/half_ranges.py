@@ -7,8 +7,7 @@ REQUEST_CODE_NOT_SUPPORTED.
 
 Half messages in such ranges are sent in batches: SEND_BATCH_MESSAGE with TRANSACTION_PREPARED in sysFlag. Java's
 brokers respond with MESSAGE_ILLEGAL. PGROUP and CHECK_IMMUNITY_TIME_IN_SECONDS in the header's properties apply to all
-messages. The response has the offsets of the first half message. The others follow directly, in the queue and in the
-log.
+messages. The response has the offsets of the first half message; the others follow directly in queue and log.
 """
 
 from __future__ import annotations

@@ -72,8 +72,7 @@ class AdminMessages(AdminOffsets):
             brokers = [data for data in brokers if broker in data.broker_addrs.values()]
         try:
             address, _ = decode_offset_message_id(message_id)
-            # A unique key can have the same length as an id with an IPv4 address, but its address bytes match no
-            # broker.
+            # A unique key can be as long as an id with an IPv4 address, but its address bytes match no broker.
             if any(address in data.broker_addrs.values() for data in brokers):
                 return await self.message_by_offset_id(message_id, topic)
         except (ProtocolError, BrokerError):

@@ -299,8 +299,7 @@ class AssignedQueues:
                 {held.queue: held.commit_offset for held in process_queues if self._is_own(held)}
             )
         except Exception as e:
-            # Any error, because hooks are user code. A later commit of this consumer, or the queue's next owner,
-            # commits again.
+            # Any error, because hooks are user code. A later commit, or the queue's next owner, commits again.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
             self._client.failure_log.report(what, e)
 

@@ -148,8 +148,7 @@ class QueuePuller:
                 if following == process_queue.next_offset:
                     return RETRY_DELAY_S
                 if process_queue.next_offset > result.max_offset:
-                    # The queue has lost its end. Pulled messages before the end that are not handled yet may still
-                    # exist.
+                    # The queue has lost its end. Pulled messages that are not handled yet may still exist.
                     following = min(following, process_queue.commit_offset)
                 # With a new process queue, because the offsets of one process queue's messages must ascend.
                 self._moved(process_queue, following)

@@ -24,8 +24,7 @@ FAILED_LATENCY_MS = 10_000
 DETECT_INTERVAL_MS = 2000
 #: Timeout of a probe (detectTimeout), ms.
 DETECT_TIMEOUT_MS = 200
-#: A broker is stalled if it sends no response for this time while sends to it are in flight, ms. A stalled broker is
-#: selected last.
+#: Without a response for this time while sends are in flight, a broker is stalled and selected last, ms.
 STALLED_MS = 100
 
 

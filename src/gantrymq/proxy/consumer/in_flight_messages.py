@@ -50,8 +50,7 @@ class InFlightMessage:
     popped_ms: int
     renew_times: int = 0
     failures: int = 0
-    #: Set while the message is renewed. Other requests for the message wait for the end of the renewal, which changes
-    #: the handle.
+    #: Set while the message is renewed. Other requests for it wait for the renewal, which changes the handle.
     renewal: asyncio.Future[None] | None = None
     #: Key of the message's slot in `InFlightMessages._slots`; -1 without a slot.
     slot: int = field(default=-1, repr=False)
