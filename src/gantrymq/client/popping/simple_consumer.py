@@ -308,7 +308,7 @@ class SimpleConsumer(GroupConsumer):
             return []
         messages = popped
         if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:
-            # The broker compares hash codes of tags, and different tags can have the same hash code.
+            # Different tags can have the same hash code, and the broker compares only hash codes.
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:
