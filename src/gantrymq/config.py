@@ -68,7 +68,7 @@ def read_properties(path: Path) -> str:
 
 
 def parse_properties(text: str, *, source: str) -> dict[str, str]:
-    """Returns the keys and values of properties text. If a key occurs several times, the last one counts.
+    """Returns the keys and values of properties text. If a key occurs several times, its last value counts.
 
     Raises ConfigError for an invalid line or escape, with `source` and the line number.
     """
@@ -167,7 +167,7 @@ def _unescape(text: str) -> str:
         if code is not None:
             return chr(int(code, 16))
         if char == "u":
-            # Without the text, which can be a password.
+            # The error omits the text, which can be a password.
             raise ValueError("\\u needs four hexadecimal digits")
         return _ESCAPES.get(char, char)
 
@@ -246,7 +246,7 @@ def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str)
 
 
 def to_properties(config: object) -> dict[str, str]:
-    """Returns the values of `config` as text, by Java's keys. Omits fields that are None."""
+    """Returns the values of `config` as text, by Java's keys. Omits fields whose value is None."""
     properties: dict[str, str] = {}
     for each in fields(config):  # type: ignore[arg-type]
         value = getattr(config, each.name)

@@ -1,8 +1,8 @@
 """Contexts: clusters with a name, an address and connection settings, stored in a file of the user.
 
-`gantry context` writes the file. Commands, pipelines and Spark (option `context`) read it. It contains addresses, and
-the paths of files with keys and certificates, but not the keys themselves. Only the user can access it (mode 0600),
-because a changed address would send the user's messages to another cluster.
+`gantry context` writes the file. Commands, pipelines and Spark (option `context`) read it. The file contains addresses,
+and the paths of files with keys and certificates, but not the keys themselves. Only the user can access the file (mode
+0600), because a changed address would send the user's messages to another cluster.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Contexts:
         return context
 
     def add(self, name: str, context: Context) -> None:
-        """Adds a context. Raises ConfigError if the name is invalid or already used."""
+        """Adds a context. Raises ConfigError if its name is invalid or already used."""
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} can't be a context's name: letters, digits, _, - and ., at most 64")
         if name in self._content.contexts:
@@ -112,13 +112,13 @@ class Contexts:
         self._write()
 
     def use(self, name: str) -> None:
-        """Makes `name` the current context, which is the default. Raises ConfigError if it does not exist."""
+        """Makes `name` the current context, which is the default. Raises ConfigError for an unknown name."""
         _ = self[name]
         self._content.current = name
         self._write()
 
     def remove(self, name: str) -> None:
-        """Removes a context. If it is the current one, none is current afterwards. Raises ConfigError."""
+        """Removes a context. If it is current, there is no current context afterwards. Raises ConfigError."""
         _ = self[name]
         del self._content.contexts[name]
         if self._content.current == name:

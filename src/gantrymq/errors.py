@@ -66,7 +66,7 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "NOT_PERMITTED"
     #: The consume queue has entries of the messages, but the commit log lacks them: expired or lost.
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
-    #: The client that the reply is for is not connected.
+    #: The client that receives the reply is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
 
 
@@ -95,7 +95,7 @@ class HeaderError(ProtocolError):
 class BodyError(ProtocolError):
     """A command body cannot be decoded.
 
-    Remedy: as for HeaderError. If it began with another version of a Java server, report that version to the project.
+    Remedy: as for HeaderError. If a new version of a Java server causes the error, report it to the project.
     """
 
 
@@ -296,7 +296,7 @@ class ClientClosed(ClientError):
 
 
 class PartialFailure(ClientError):
-    """An operation on several servers failed on at least one of them.
+    """An operation on several servers failed on at least one server.
 
     `done` lists the addresses (HOST:PORT) of the servers where it succeeded. `failed` maps the other addresses to their
     errors.

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from gantrymq.errors import MissingExtra
 
-#: Whether a package index has the package. Without one, docs and error texts install it from a checkout. A release sets
+#: Whether a package index has this package. If not, docs and error texts install it from a checkout. A release sets
 #: this with `python tools/install_commands.py --published`.
 PUBLISHED = False
 
@@ -33,7 +33,7 @@ def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # `find_spec` raises this error if the parent package is not installed.
+        # `find_spec` raises this error if the parent package is missing.
         return False
 
 

@@ -1,7 +1,7 @@
 """FairQueue: a queue that serves the sources of its items in rotation.
 
 A source is a connection or a client address. An item of a source with few items waits for about one item of each other
-source, however many these have.
+source, even if these have many items.
 
 Decision record: docs/decisions/fair-scheduling.md.
 """
@@ -41,12 +41,12 @@ class FairQueue(Generic[S, T]):
         return len(self._by_source.get(source, ()))
 
     def add(self, source: S, item: T) -> None:
-        """Adds an item behind the others of its source."""
+        """Adds an item as the last of its source."""
         self._items_of(source).append(item)
         self._count += 1
 
     def put_back(self, source: S, item: T) -> None:
-        """Adds an item that `take` has returned in front of the others of its source. All other sources come first."""
+        """Puts back an item from `take`, as the first of its source. All other sources are served first."""
         self._items_of(source).appendleft(item)
         self._count += 1
 

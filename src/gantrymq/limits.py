@@ -1,11 +1,12 @@
-"""The limits on what peers may occupy in a server, all in one place.
+"""All limits on the resources of a server that peers may use.
 
 A `Limit` holds for all peers of one server together. One host gets at most half of it, and one connection a quarter.
-The rule is in `remoting/quota.py`. The other limits are numbers with a unit in their names. They need no shares: the
-module in the comment describes in which order it refuses, delays or closes what it counts.
+The rule is in `remoting/quota.py`. The other limits are constants. They need no shares: the module in the comment
+describes the order in which it refuses, delays or closes the items that it counts.
 
-`memory_of` is the sum of the limits of a server: about the most memory that hostile peers can take beside the server's
-own tables and caches. One limit has a configuration key: WAITING_POPS is the default of `maxPopPollingSize`.
+`memory_of` is the sum of the limits of a server: about the largest memory that hostile peers can use, in addition to
+the server's own tables and caches. One limit has a configuration key: WAITING_POPS is the default of
+`maxPopPollingSize`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Limit:
     Attributes:
         name: Name of the limited items in errors.
         servers: The servers that have the limit.
-        items: The most items of all peers.
-        size: The most bytes of all items. A single item may be larger.
+        items: The largest number of items of all peers.
+        size: The largest size of all items, in bytes. A single item may be larger.
         items_of_one: The most items of one connection.
         size_of_one: The most bytes of one connection's items.
         reason: Why the numbers are as they are.
@@ -38,7 +39,7 @@ class Limit:
     reason: str
 
 
-#: The servers of the remoting protocol. The proxy has a port for it beside the one for gRPC.
+#: The servers of the remoting protocol. The proxy has a port for this protocol and another for gRPC.
 _REMOTING = ("broker", "NameServer", "controller", "proxy")
 
 RESPONSE_TASKS = Limit(
@@ -131,13 +132,13 @@ _BYTES_OF_PULL = 1024
 #: Requests that handlers process, bytes (`proxy/request_memory.py`). A body is copied two or three times before it
 #: reaches a broker. Requests of at most PROXY_SMALL_REQUEST_BYTES are accepted up to twice this amount.
 PROXY_REQUESTS_BYTES = 32 * MIB
-#: The same of one connection, if other connections have requests in flight.
+#: The same limit for one connection, while other connections have requests in flight.
 PROXY_REQUESTS_BYTES_OF_ONE = PROXY_REQUESTS_BYTES // 4
 PROXY_SMALL_REQUEST_BYTES = 8 * 1024
-#: Messages of clients that are longer than the first window of a stream (`proxy/incomplete_messages.py`). A longer
-#: message is accepted if there is no other.
+#: Messages of clients that are longer than the first window of a stream (`proxy/incomplete_messages.py`). A message
+#: above the limit is accepted if there is no other.
 PROXY_LONG_MESSAGES_BYTES = 64 * MIB
-#: The same with the first windows of all streams.
+#: The same limit, including the first windows of all streams.
 PROXY_INCOMPLETE_MESSAGES_BYTES = PROXY_LONG_MESSAGES_BYTES + 32 * MIB
 #: Responses that clients do not read (`proxy/http2/unread_responses.py`). Honest clients read within milliseconds.
 PROXY_UNREAD_RESPONSES_BYTES = 32 * MIB
@@ -151,7 +152,7 @@ PROXY_CACHED_RESPONSES_BYTES = 8 * MIB
 #: their invisible duration ends.
 PROXY_IN_FLIGHT_MESSAGES = 500_000
 _BYTES_OF_IN_FLIGHT_MESSAGE = 500
-#: Open transactions (`proxy/producer/transactions.py`). The broker checks older ones, which caches them again.
+#: Open transactions (`proxy/producer/transactions.py`). A check of the broker caches an older transaction again.
 PROXY_TRANSACTIONS = 100_000
 _BYTES_OF_TRANSACTION = 700
 #: Pops whose clients have disconnected (`proxy/consumer/receive_message.py`).

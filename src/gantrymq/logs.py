@@ -85,8 +85,8 @@ class LineFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object: time (ISO 8601, UTC), level, logger and message.
 
-    It also has the exception and the stack, if the record has them. JSON escapes line breaks and control characters.
-    Long texts are cut.
+    The object also has the exception and the stack, if the record has them. JSON escapes line breaks and control
+    characters. Long texts are cut.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: their types, their text format, and an HTTP server on a separate port.
 
-A server passes a callable that collects its metrics. It is called for each HTTP request, and nothing is cached. Metrics
-that RocketMQ also has get its names (`BrokerMetricsConstant`). Format: Prometheus text exposition 0.0.4.
+A server passes a callable that collects its metrics. Each HTTP request calls it; nothing is cached. Metrics that
+RocketMQ also has get its names (`BrokerMetricsConstant`). Format: Prometheus text exposition 0.0.4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout to receive a request and to send its response, in seconds. The server then closes the connection.
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
-#: Maximum number of open connections: enough for Prometheus and a few people. Further ones are closed at once.
+#: Maximum number of open connections: enough for Prometheus and a few people. Further connections are closed at once.
 MAX_CONNECTIONS = 32
 
 
@@ -57,7 +57,7 @@ class Histogram:
         self.sum += value * count
 
     def observe_together(self, total: int, count: int) -> None:
-        """Counts `count` observations with the sum `total`, in the bucket of their whole mean."""
+        """Counts `count` observations with the sum `total` in the bucket of their mean, rounded down."""
         self._counts[bisect_left(self._bounds, total // count)] += count
         self.sum += total
 
@@ -141,7 +141,7 @@ def job_metrics(jobs: Iterable[JobReport], labels: Mapping[str, str] = NO_LABELS
 def render(metrics: Iterable[Metric]) -> bytes:
     """Returns the metrics in Prometheus' text format.
 
-    The samples of all metrics with one name follow one HELP line, the first one. The format allows no second one.
+    The samples of all metrics with one name follow the HELP line of the first, because the format allows no second one.
     """
     families: dict[str, list[str]] = {}
     for metric in metrics:

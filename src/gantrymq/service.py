@@ -89,7 +89,7 @@ async def _run(main: Callable[..., Coroutine[Any, Any, T]], stop_timeout_s: floa
 
 
 class _StopSignals:
-    """The handler of stop signals. `by` is the first signal, or 0 before it."""
+    """The handler of stop signals. `by` is the first signal, or 0 before a signal."""
 
     def __init__(self, task: asyncio.Future[Any], stop: asyncio.Event, takes_event: bool, timeout_s: float) -> None:
         self.by = 0
@@ -100,7 +100,7 @@ class _StopSignals:
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, number: int) -> None:
-        """Handles a signal: the first one starts the stop, and later ones cancel `main`."""
+        """Handles a signal: the first starts the stop, and later signals cancel `main`."""
         if self.by:
             log.warning("second stop signal (%s): pending work is cancelled", signal.Signals(number).name)
             self._task.cancel()

@@ -7,8 +7,8 @@ Example:
 Each client wraps an asyncio client and runs it on an event loop in its own thread. A method has the same effect as the
 wrapped client's method, and blocks until it is done.
 
-Methods are thread-safe. However, the thread of the event loop must not call them, and a coroutine handler runs in that
-thread. After a fork, the child process must create new clients.
+Methods are thread-safe. However, the thread of the event loop, which also runs coroutine handlers, must not call them.
+After a fork, the child process must create new clients.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Sync:
     """Runs an asyncio client on an event loop in its own thread.
 
     If a handler, a middleware or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and
-    the client is closed. Pending calls and the next one raise ThreadDied.
+    the client is closed. Pending calls and the next call raise ThreadDied.
 
     Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If it is `close`, the
     close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
@@ -265,7 +265,7 @@ class SyncProducer(_Sync):
     def flush(self) -> None:
         """Sends all open batches at once, and waits until the sends of all threads in them have a result or an error.
 
-        Without `linger` there are no batches, and it has no effect.
+        Without `linger` there are no batches, and the call has no effect.
         """
         self._wait(self._flush())
 
@@ -433,7 +433,7 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
         return self._wait(self._consumer.poll(max_messages=max_messages, timeout=timeout))
 
     def __iter__(self) -> Iterator[MessageExt]:
-        """Yields messages until the client is closed. Blocks while there are none."""
+        """Yields messages until the client is closed. Blocks while there are no messages."""
         while self._thread is not None:
             try:
                 messages = self.poll(max_messages=1)

@@ -28,7 +28,7 @@ def duration_s(name: str, value: object, error: type[GantryError] = ClientError)
         try:
             seconds = float(value)
         except OverflowError:
-            # Without the value, which can have more digits than Python prints.
+            # The error omits the value, which can have more digits than Python prints.
             raise error(_TOO_LONG.format(name)) from None
     else:
         seconds = -1.0

@@ -1,10 +1,9 @@
 """`IdempotentSender` sends the rows of a write with exactlyOnce, so that brokers drop duplicates (`protocol.row_ids`).
 
-The number of a row, its sharding key or its columns select one of the write's queues. If brokers have rows of an
-earlier attempt, the write has the queues of that attempt. Otherwise it has the queues of `find_write_queues`, which
-Spark calls on the driver. Requests to one queue are sent one after the other, and requests to different queues
-concurrently. If a broker is down, the sender retries with the same queue, because another queue could store the rows
-again.
+The number of a row, its sharding key or its columns select one of the write's queues. The write's queues are those of
+an earlier attempt if brokers have its rows. Otherwise they come from `find_write_queues`, which Spark calls on the
+driver. Requests to one queue are sent one after the other, and requests to different queues concurrently. If a broker
+is down, the sender retries with the same queue, because another queue could store the rows again.
 """
 
 from __future__ import annotations

@@ -234,10 +234,9 @@ def limit_rows(
 ) -> Offsets:
     """Returns ends that are reduced so that the ranges from `start` have at most `max_rows` offsets in total.
 
-    Each queue with offsets gets one row, and a share of the remaining rows in proportion to its offsets. If there are
-    more queues than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of
-    these queues to the next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in
-    `start`.
+    Each queue with offsets gets one row, and a share of the rest in proportion to its offsets. If there are more queues
+    than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of these to
+    the next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in `start`.
     """
     waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
     total = sum(waiting.values())

@@ -27,8 +27,7 @@ from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG,
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 
-#: The consumer group of pulls without the option consumerGroup. All brokers have this group, because RocketMQ's tools
-#: use it.
+#: The consumer group of pulls without the option consumerGroup. All brokers have this group of RocketMQ's tools.
 TOOLS_GROUP = "TOOLS_CONSUMER"
 #: The producer group of writes. Brokers store nothing for it.
 PRODUCER_GROUP = "gantry-spark"
@@ -122,8 +121,8 @@ class ReadOptions:
         latest: There is no error, and such a queue is read from its end.
 
     Filters:
-        tags: `TagA || TagB` selects the messages with one of these tags, on the broker. It is not possible for the
-            topic of delayed messages, because brokers have no tags there.
+        tags: `TagA || TagB` selects the messages with one of these tags, on the broker. The option is not possible for
+            the topic of delayed messages, because brokers have no tags there.
         sql92: `a > 5 AND b = 'x'` selects messages by their properties, on the broker. The broker must have
             `enablePropertyFilter=true`. It excludes `tags`.
 

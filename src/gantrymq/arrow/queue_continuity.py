@@ -1,8 +1,7 @@
 """Checks whether a queue still has the messages that a stream has read from it.
 
 A queue can lose its last messages in a crash. If a topic is deleted and created again, a new queue has the same name.
-To detect both, the checkpoint contains the store times of the queue's oldest message and of the last message that was
-read.
+To detect both, the checkpoint contains the store times of the queue's oldest message and of the last message read.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.row_ids import GANTRY_ID
 from gantrymq.system.clock import now_ms
 
-#: The limit of messages in flight that can't be in a batch.
+#: Largest number of messages in flight that can't be in a batch.
 MAX_ALONE_IN_FLIGHT = 64
 
 

@@ -58,7 +58,7 @@ def stream_topic(
     Args:
         name_servers: The NameServers, as HOST:PORT. None if the option `context` supplies them.
         topic: The topic, or several of them.
-        start: As for `read_topic`. Default: `latest`. A stream needs an offset for each queue, if it is given any.
+        start: As for `read_topic`. Default: `latest`. If there are offsets, a stream needs an offset for each queue.
         position: `TopicStream.position` of an earlier stream, to continue after it. It overrides `start`.
         filter: As for `read_topic`.
         columns: As for `read_topic`.

@@ -51,7 +51,7 @@ def write_topic(
     Raises:
         ConfigError: An argument, an option or a column is invalid.
         IllegalMessage: A row can't be a message. Rows before it may already be stored.
-        ClientError: A repeated write has fewer rows than the first one.
+        ClientError: A repeated write has fewer rows than the first write.
         BrokerError: A broker has refused a message, for example because a repeated write has other rows.
         BrokerUnavailable: No broker of the topic has accepted a message until retryTimeoutMs.
 

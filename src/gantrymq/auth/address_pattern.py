@@ -25,7 +25,7 @@ _RANGE_V6 = re.compile(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?")
 
 
 def parse_pattern(pattern: str) -> Matches:
-    """Returns a function that matches addresses. A blank pattern matches none. Raises ValueError if it is invalid."""
+    """Returns a function that matches addresses. A blank pattern matches none. Raises ValueError if invalid."""
     pattern = pattern.strip()
     if not pattern:
         return _nobody

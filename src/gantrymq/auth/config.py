@@ -27,7 +27,7 @@ class AuthConfig:
     #: Access control of 5.x, by users who sign requests, and their policies.
     authentication_enabled: bool = False
     authentication_whitelist: str = ""
-    #: Requires a signature of code, opaque and time. Older clients and Java's do not have it.
+    #: Requires a signature of code, opaque and time, which older clients and Java's clients do not send.
     bound_signature_required: bool = False
     init_authentication_user: str = field(default="", repr=False)
     inner_client_authentication_credentials: str = field(default="", repr=False)

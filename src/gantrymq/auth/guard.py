@@ -30,7 +30,7 @@ class Caller:
 
     host: str
     name: str | None = None
-    #: Request ids of requests with a bound signature.
+    #: Opaque numbers of requests with a bound signature.
     opaques: SignedOpaques = field(default_factory=SignedOpaques)
 
 

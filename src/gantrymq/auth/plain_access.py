@@ -1,6 +1,6 @@
 """Checks requests by plain_acl.yml (`PlainPermissionManager.validate`, `PlainPermissionChecker`).
 
-The rules are those of users (`needs`), translated to the permissions in these files:
+The rules are those of users (`request_permissions`), translated to the permissions in these files:
 
 - Only an admin account can create, change or delete something, or query the whole broker.
 - A query of a topic needs PUB or SUB on it.
@@ -101,7 +101,7 @@ def _is_trusted(acl: PlainAcl, host: str) -> bool:
 
 
 def _problem(account: Account, need: Need) -> str | None:
-    """Returns the reason why the account has no permission; None if it has."""
+    """Returns the reason why the account lacks the permission; None if it has the permission."""
     if need is ANYTHING:
         return None if _may_anything(account) else f"No permission for anything: accessKey={account.access_key}"
     resource = need.resource
@@ -136,7 +136,7 @@ def _may_anything(account: Account) -> bool:
 
 @cache
 def _perm(kind: ResourceType, actions: tuple[Action, ...]) -> Perm | None:
-    """Returns the permissions of which the account needs one; None if it must be admin."""
+    """Returns the permissions of which the account needs one; None if the account must be admin."""
     perms = [perm for action, perm in ((Action.PUB, Perm.PUB), (Action.SUB, Perm.SUB)) if action in actions]
     if kind is ResourceType.TOPIC and not perms and Action.GET in actions:
         return Perm.PUB | Perm.SUB

@@ -46,7 +46,7 @@ _PERMS = {"PUB": Perm.PUB, "SUB": Perm.SUB, "PUB|SUB": Perm.PUB | Perm.SUB, "SUB
 
 @dataclass(slots=True, frozen=True)
 class Account:
-    """One account. `signer` has its secret key, `perms` the permissions by topic, for a group by its retry topic."""
+    """One account. `signer` has its secret key, `perms` the permissions by topic (for a group: its retry topic)."""
 
     access_key: str
     signer: Signer
@@ -77,7 +77,7 @@ class PlainAcl:
 
 
 class _Account(msgspec.Struct, rename="camel"):
-    """An account as it is written in the file."""
+    """An account in the form of the file."""
 
     access_key: str
     secret_key: str
@@ -90,19 +90,19 @@ class _Account(msgspec.Struct, rename="camel"):
 
 
 class _File(msgspec.Struct, rename="camel"):
-    """The content of the file as it is written."""
+    """The content of the file, not yet converted."""
 
     global_white_remote_addresses: list[str] = []
     accounts: list[_Account] = []
 
 
 def parse_plain_acl(data: bytes, source: str) -> PlainAcl:
-    """Parses a file. Raises ConfigError if it is invalid. The message names `source` and contains no secret."""
+    """Parses a file. Raises ConfigError for an invalid file. The message names `source` and contains no secret."""
     try:
         # BaseLoader keeps all values as text, because a key can consist of digits.
         document = yaml.load(data, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as e:
-        # Use only the position: the error's text contains parts of the file.
+        # Use only the position, because the error's text contains parts of the file.
         where = "" if e.problem_mark is None else f", line {e.problem_mark.line + 1}"
         raise ConfigError(f"{source}{where}: invalid YAML: {e.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
@@ -154,7 +154,7 @@ def _pattern(text: str, named: str) -> Matches:
 
 
 def _without_blanks(value: Any) -> Any:
-    """Removes keys without a value. BaseLoader reads them as empty text."""
+    """Removes keys without a value, which BaseLoader reads as empty text."""
     if isinstance(value, dict):
         return {k: _without_blanks(v) for k, v in value.items() if v not in ("", "~", "null")}
     if isinstance(value, list):

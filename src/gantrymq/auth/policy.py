@@ -17,7 +17,7 @@ from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo
 class _Named(Enum):
     """An enum of Java's names. Parsing ignores case."""
 
-    #: Three times as fast as Enum's hash of the name, which would be computed for each request.
+    #: Three times as fast as Enum's hash, which is computed from the name at each request.
     __hash__ = object.__hash__
 
     @classmethod
@@ -168,7 +168,7 @@ class PolicyEntry:
         return self.resource.matches(resource) and self.is_about(actions, host)
 
     def is_about(self, actions: Sequence[Action], host: str) -> bool:
-        """Returns True if it applies to one of `actions` by a client at `host`. `Action.ANY` means any action."""
+        """Returns True if the entry allows or denies one of `actions` (`Action.ANY`: any) by a client at `host`."""
         is_every = Action.ALL in self.actions or Action.ANY in actions
         if not is_every and not any(action in self.actions for action in actions):
             return False
@@ -179,7 +179,7 @@ class PolicyEntry:
 
     @property
     def rank(self) -> tuple[bool, int, int]:
-        """Sort key: the entry with the lowest rank decides. It has the most exact resource."""
+        """Sort key: the entry with the lowest rank, which has the most exact resource, decides."""
         resource = self.resource
         length = len(resource.name) if resource.pattern is Pattern.PREFIXED else 0
         return resource.type is ResourceType.ANY, resource.pattern.value, -length
@@ -224,14 +224,14 @@ class Acl:
             self.policies.setdefault(policy_type, {}).update(entries)
 
     def remove(self, policy_type: PolicyType, resource: Resource) -> None:
-        """Removes an entry. If it was the last one of its policy, removes the policy, too."""
+        """Removes an entry, and its policy if it was the last entry."""
         entries = self.policies.get(policy_type, {})
         entries.pop(resource, None)
         if not entries:
             self.policies.pop(policy_type, None)
 
     def decisive(self, resource: Resource, actions: Sequence[Action], host: str) -> PolicyEntry | None:
-        """Returns the entry that decides about a request: a Custom entry, otherwise a Default one; None without one.
+        """Returns the entry that decides about a request: a Custom entry, otherwise a Default entry, otherwise None.
 
         If the request needs all resources of a type (`Pattern.ANY`), an entry for all of them decides, unless an entry
         denies one of them. If it needs any resource (`ResourceType.ANY`), an entry that allows something decides.

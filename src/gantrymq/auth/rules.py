@@ -1,7 +1,7 @@
 """Rules that derive the needs of a request from its header, its body, or the record that it refers to.
 
-A missing field means all topics or all groups. Rules decode bodies and header numbers with the types of the handlers.
-Both therefore interpret a request in the same way.
+A missing field means all topics or all groups. Rules decode bodies and header numbers with the types of the handlers,
+so that rules and handlers interpret a request in the same way.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def acknowledging_batch(request: RemotingCommand, broker: Guarded) -> Iterable[N
 # -- record --------------------------------------------------------------------------------------
 #
 # The topic of the record decides, not the topic in the request. If no record begins at the offset, the handler rejects
-# the request, so no particular need is required.
+# the request, so the rule needs no particular permission.
 
 
 def _by_id(message_id: str, broker: Guarded) -> Record | None:
@@ -239,7 +239,7 @@ def _real_topic(record: Record) -> str:
 
 
 def viewing(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """VIEW_MESSAGE_BY_ID. Java checks only the topic in the request, if there is one."""
+    """VIEW_MESSAGE_BY_ID. Java checks only the topic in the request, if the request has one."""
     record = broker.record_at(request.read_header(ViewMessageRequestHeader).offset)
     return () if record is None else (topic_need(_real_topic(record), (Action.SUB, Action.GET)),)
 

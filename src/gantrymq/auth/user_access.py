@@ -40,7 +40,7 @@ class UserAccess:
     def check(self, caller: Caller, request: RemotingCommand) -> None:
         """Checks a request. Raises RequestRefused for an unknown user or a wrong signature.
 
-        Also raises RequestRefused if no policy allows the request, and HeaderError or BodyError if it is invalid.
+        Also raises RequestRefused if no policy allows the request, and HeaderError or BodyError for an invalid request.
         """
         if not self._authenticates:
             caller.name = request.ext_fields.get(ACCESS_KEY)
@@ -99,7 +99,7 @@ class UserAccess:
                 raise _refused(problem, RefusalReason.NOT_PERMITTED)
 
     def _problem(self, username: str, need: Need, host: str) -> str | None:
-        """Returns the reason why the user has no permission; None if it has."""
+        """Returns the reason why the user lacks the permission; None if the user has the permission."""
         if self._generation != self._table.generation:
             self._decided.clear()
             self._generation = self._table.generation

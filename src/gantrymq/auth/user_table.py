@@ -27,7 +27,7 @@ _PIECE = 100
 
 
 class UsersFile(msgspec.Struct):
-    """The content of the file. It contains the passwords, because they are needed to verify signatures."""
+    """The content of the file, including the passwords, which are needed to verify signatures."""
 
     users: list[UserInfo] = []
     acls: list[AclInfo] = []
@@ -47,7 +47,7 @@ class UserTable:
         self.generation = 0
 
     def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
-        """Loads the file and creates missing configured super users. Raises ConfigError if one of these is invalid."""
+        """Loads the file and creates missing configured super users. Raises ConfigError if such a user is invalid."""
         if content is not None:
             self.users, self.acls = tables_of(content)
         for key, text, name_key, password_key in (
@@ -70,7 +70,7 @@ class UserTable:
         return _encoded(self.users, self.acls)
 
     def copy(self, content: UsersFile) -> None:
-        """Replaces the table by that of another broker. Raises ValueError if it is invalid."""
+        """Replaces the table by that of another broker. Raises ValueError for an invalid table."""
         users, acls = tables_of(content)
         if users != self.users or acls != self.acls:
             self._set(users, acls)
@@ -78,7 +78,7 @@ class UserTable:
     # -- users --------------------------------------------------------------------------------------------------
 
     def create_user(self, info: UserInfo) -> None:
-        """Creates a user. Raises RequestRefused if it exists, is invalid, or if there are too many users."""
+        """Creates a user. Raises RequestRefused if the user exists or is invalid, or if there are too many users."""
         username = _username(info.username)
         if not (info.password or "").strip():
             raise _refused("password can not be blank")

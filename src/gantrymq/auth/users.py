@@ -1,4 +1,4 @@
-"""Users of 5.x. They sign requests with their password (`auth/authentication/model/User`)."""
+"""Users of 5.x, who sign requests with their password (`auth/authentication/model/User`)."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Tally:
     unsafe: int = 0
     #: The first error.
     error: BaseException | None = None
-    #: The number of invalid parts of the input, and the position of the first one with the reason.
+    #: The number of invalid parts of the input, and the position of the first invalid part, with the reason.
     bad: int = 0
     first_bad: str = ""
     #: The signal that ended the reading; None without a signal.
@@ -292,8 +292,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             get = asyncio.ensure_future(chunks.get())
             await asyncio.wait({get, stop}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                # After an interrupt, chunks that were read before it are still sent, but an endless input is not read
-                # further.
+                # After an interrupt, chunks that were read before are still sent, but the input is not read further.
                 after_stop += 1
             if not get.done() or after_stop > _CHUNKS_AHEAD + 1:
                 get.cancel()

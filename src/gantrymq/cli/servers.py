@@ -220,7 +220,7 @@ _PREPARE: dict[str, Callable[[dict[str, str], str], Prepared]] = {
 
 
 def _without(settings: dict[str, str], hidden: Set[str]) -> dict[str, str]:
-    """Returns the settings without the hidden ones, such as passwords."""
+    """Returns the settings, without hidden settings such as passwords."""
     return {key: value for key, value in settings.items() if key not in hidden}
 
 

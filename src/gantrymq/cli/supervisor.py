@@ -113,7 +113,7 @@ class Supervisor:
                 self._limits[server].ready(time.monotonic())
                 print(f"{server.name} is ready again at {server.address}, pid {server.pid}", flush=True)
             return
-        # Before `deferred`, which may raise.
+        # Set before `deferred`, which may raise.
         self.has_failed = True
         self._deadlines.pop(server, None)
         self._selector.unregister(server)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
-#: The longest time for elections, and the interval of the checks for their end.
+#: The longest time for elections, and the interval of checks whether they have ended.
 ELECTION_TIMEOUT_S = 60.0
 LOOK_INTERVAL_S = 0.05
 

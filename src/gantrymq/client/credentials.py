@@ -34,7 +34,7 @@ class Credentials:
 
     def __post_init__(self) -> None:
         for name, key in (("access_key", self.access_key), ("secret_key", self.secret_key)):
-            # Without the value, which may be a secret.
+            # The error omits the value, which may be a secret.
             if not isinstance(key, str):
                 raise ConfigError(f"{name}: must be a string, is {type(key).__name__}")
             if not key.strip():

@@ -38,9 +38,8 @@ def decode_pulled(
 ) -> tuple[list[MessageExt], int | None]:
     """Decodes consecutive messages of `queue` in `buffer`, which must start at `first_offset` or later, in order.
 
-    A record of another queue or offset counts as unreadable. A record with an invalid size ends the decoding, because
-    the next record cannot be found. Returns the messages, and the queue offset of the first record that was not
-    decoded, or None.
+    A record of another queue or offset counts as unreadable. A record with an invalid size ends the decoding. Returns
+    the messages, and the queue offset of the first undecoded record or None.
     """
     messages: list[MessageExt] = []
     topic, broker_name, queue_id = queue
@@ -105,7 +104,7 @@ def _foreign(record: Record, queue: MessageQueue, expected: int) -> str:
 
 def _unreadable(buffer: bytes, pos: int, expected: int, error: RecordError) -> Unreadable:
     try:
-        # The text omits the topic, which may be the unreadable part.
+        # The text omits the topic, which may be unreadable.
         record = decode_record(buffer, pos, check_crc=False)._replace(topic=b"")
     except RecordError:
         record = None

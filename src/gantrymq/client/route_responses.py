@@ -44,7 +44,7 @@ def _only(route: TopicRouteData, names: frozenset[str]) -> TopicRouteData:
 
 
 def _union(routes: Iterable[TopicRouteData]) -> TopicRouteData:
-    """Merges routes. If several contain a broker, the first one wins."""
+    """Merges routes. If several routes contain a broker, the first of these routes wins."""
     routes = list(routes)
     queues = {queues.broker_name: queues for route in reversed(routes) for queues in route.queue_datas}
     brokers = {broker.broker_name: broker for route in reversed(routes) for broker in route.broker_datas}

@@ -39,8 +39,8 @@ log = peer_log(__name__)
 #: Interval of refreshes (pollNameServerInterval), s.
 REFRESH_INTERVAL_S = 30.0
 #: A topic that is created automatically appears on one broker after the other, with the first message to each. Until
-#: the route has all brokers that create topics, it is requested every YOUNG_INTERVAL_S while it is young, and every
-#: NARROW_INTERVAL_S later, s.
+#: the route has all brokers that create topics, it is requested at the first interval while it is young, then at the
+#: second, s.
 YOUNG_INTERVAL_S = 1.0
 NARROW_INTERVAL_S = 5.0
 #: A route is young for this time after its first request or last change, s.
@@ -170,7 +170,7 @@ class Routes:
         self._current = randomness.randrange(len(self.name_servers)) if name_servers else 0
 
     async def rediscover(self) -> None:
-        """Discovers the NameServers again. On an error of `discover`, raises it and keeps the old ones."""
+        """Discovers the NameServers again. On an error of `discover`, raises it and keeps the old NameServers."""
         assert self._discover is not None
         found = await self._discover()
         if sorted(found) != sorted(self.name_servers):

@@ -32,7 +32,7 @@ DEFAULT_REGION = "DefaultRegion"
 MAX_WAITING = 2048
 #: Largest number of contexts in one send (traceMsgBatchNum).
 BATCH = 10
-#: After this time, fewer contexts are sent, s.
+#: A smaller batch is sent after this time, s.
 FLUSH_INTERVAL_S = 5.0
 #: Longest time that a closing client waits for its traces, s.
 CLOSE_TIMEOUT_S = 3.0

@@ -26,11 +26,11 @@ class AvroCodec(Codec[Any]):
 
     Args:
         schema: Decoded JSON of the schema that writes values.
-        reader: Another schema. Values are converted to it when they are read (Avro's schema resolution).
+        reader: Another schema, to which values are converted when they are read (Avro's schema resolution).
 
     Raises:
-        CodecError: The schema is invalid, or has arrays of items without bytes. Of these, a few bytes could encode
-            any number of items.
+        CodecError: The schema is invalid, or has arrays whose items take no bytes, so that a few bytes could encode any
+            number of items.
     """
 
     content_type = "application/avro"
@@ -76,7 +76,7 @@ class AvroCodec(Codec[Any]):
             value = schemaless_reader(source, self._schema, self._reader)
         except Exception as e:
             raise undecodable(f"{self._name} of this Avro schema", e) from e
-        # Values of another schema can be decoded by chance. Bytes that are left over are a sign of that.
+        # Bytes of another schema can be decoded by chance. Bytes that are left over are a sign of another schema.
         if source.tell() != len(data):
             raise CodecError(
                 f"no {self._name} of this Avro schema: {len(data) - source.tell()} of {len(data)} bytes are left over"

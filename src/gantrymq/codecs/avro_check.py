@@ -1,10 +1,10 @@
-"""Validates bodies in Avro's binary encoding, because fastavro accepts some invalid ones.
+"""Validates bodies in Avro's binary encoding, because fastavro accepts some invalid bodies.
 
-fastavro accepts negative indexes of enum symbols and union types and counts them from the end, as Python's lists do. So
-it decodes invalid bytes. A block of an array states its number of items. If items take no bytes, a body of ten bytes
-can have any number of them; such schemas are rejected. A check takes no more steps than the body has bytes and fields.
+fastavro decodes invalid bytes: it accepts negative indexes of enum symbols and union types, as Python's lists do. A
+block of an array states its number of items. If items take no bytes, a body of ten bytes can have any number of them;
+such schemas are rejected. A check takes no more steps than the body has bytes and fields.
 
-In addition to fastavro, the check takes 0.4 of its time for small records, and 0.7 for long arrays of numbers.
+Relative to fastavro's decoding, the check takes 0.4 of the time for small records, and 0.7 for arrays of numbers.
 
 Source: Avro's specification, "Binary Encoding"; `org.apache.avro.io.BinaryDecoder` for numbers of at most ten bytes.
 """
@@ -43,7 +43,7 @@ def avro_check(schema: Any) -> Callable[[bytes], None]:
 
 
 class _Walks:
-    """Builds the walk of each type, together with whether its values take at least one byte."""
+    """Builds the walk of each type, and whether values of the type take at least one byte."""
 
     def __init__(self) -> None:
         #: By full name. Types whose own parts are being processed are missing.
@@ -88,11 +88,11 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """Decodes a zigzag number. Returns it and its end."""
+    """Decodes a zigzag number. Returns the number and its end."""
     byte = data[place]
     place += 1
     if byte < 0x80:
-        # Most numbers are this small.
+        # Fast path: most numbers take one byte.
         return (byte >> 1) ^ -(byte & 1), place
     number = byte & 0x7F
     shift = 7

@@ -71,8 +71,8 @@ class Codec(ABC, Generic[T]):
     def handler(self, handle: Callable[[T, MessageExt], object]) -> Callable[[MessageExt], object]:
         """Returns a handler for a push consumer that calls `handle` with the value and the message.
 
-        It is a coroutine function if `handle` is one. If a body cannot be decoded, the handler raises CodecError: the
-        message is redelivered, and finally goes to the dead-letter queue.
+        The handler is a coroutine function if `handle` is one. If a body cannot be decoded, the handler raises
+        CodecError: the message is redelivered, and finally goes to the dead-letter queue.
 
         Raises:
             ClientError: `handle` cannot be called with two arguments.

@@ -28,7 +28,7 @@ class ProtobufCodec(Codec[P]):
 
     def encode(self, value: P) -> bytes:
         if not isinstance(value, self._class):
-            # It could be encoded, but its fields would then be decoded as those of another class.
+            # A value of another class could be encoded, but its fields would be decoded as fields of this class.
             raise CodecError(f"{type(value).__name__} is no {self._class.__name__}")
         try:
             return value.SerializeToString()

@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class PydanticCodec(Codec[M]):
-    """Encodes values of a pydantic model, with the aliases that it also reads."""
+    """Encodes values of a pydantic model, under the aliases by which the model reads them."""
 
     content_type = "application/json"
 

@@ -310,8 +310,7 @@ class Console:
                     problem, status = "wrong name or password", 403
                     outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
-                    # This attempt is not recorded, so that attempts cannot fill the disk. The earlier failures are
-                    # recorded.
+                    # Not recorded, so that further attempts cannot fill the disk. The earlier failures are recorded.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502

@@ -23,8 +23,7 @@ MAX_OPEN = 10_000
 @dataclass(slots=True)
 class _Open:
     problem: str
-    #: Time of the next probe, s. A caller that starts a probe sets the next time, and reports the outcome before that
-    #: time.
+    #: Time of the next probe, s. A caller that starts a probe sets the next time, and reports the outcome before.
     probe_at: float
 
 

@@ -132,7 +132,7 @@ class Connections:
         return len(self._by_source.get(source, ())) >= MAX_PER_ADDRESS
 
     def add(self, peer: Peer) -> None:
-        """Adds a new connection. Closes another one if there are too many."""
+        """Adds a new connection. Closes another connection if there are too many."""
         now = peer.progress_at
         of_source = self._by_source.setdefault(peer.source, {})
         if self.is_full(peer.source):

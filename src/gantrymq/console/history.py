@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS rebalances (
 );
 CREATE INDEX IF NOT EXISTS of_group ON rebalances (consumers, id);
 """
-#: Largest number of rebalances of all groups. The oldest ones are deleted.
+#: Largest number of rebalances of all groups. Older rebalances are deleted.
 MAX_REBALANCES = 20_000
 _MAX_NAMES = 20
 _IN_MEMORY = ":memory:"

@@ -114,7 +114,7 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_soon(self._connect_some)
 
     def _connect_some(self) -> None:
-        """Creates HTTP connections for some sockets, then schedules the next ones."""
+        """Creates HTTP connections for some sockets, then schedules the next sockets."""
         pause_s = 0.0
         for _ in range(min(_CONNECTS_PER_ITERATION, len(self._accepted))):
             source, sock = self._accepted.take()

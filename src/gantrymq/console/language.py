@@ -1,4 +1,4 @@
-"""Languages of the console. Pages and templates contain the English texts, and zh.json the Chinese ones."""
+"""Languages of the console. Pages and templates contain the English texts, and zh.json the Chinese texts."""
 
 from __future__ import annotations
 

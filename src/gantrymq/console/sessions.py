@@ -82,7 +82,7 @@ class Sessions:
         return session is not None and not session.is_over(now)
 
     def open_ones(self, now: float) -> dict[str, Session]:
-        """Returns the open sessions by id. Ends the expired ones."""
+        """Ends the expired sessions, and returns the open sessions by id."""
         for session_id in [one for one, session in self._sessions.items() if session.is_over(now)]:
             self.end(session_id)
         return dict(self._sessions)

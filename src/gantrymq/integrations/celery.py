@@ -5,8 +5,8 @@
 
     app = Celery("shop", broker="rocketmq://127.0.0.1:9876")
 
-A queue is a topic, and its workers are one consumer group. One worker pops each message; no other worker gets it while
-that one lives. A task with an ETA is a timer message. Limits: docs/integrations.md.
+A queue is a topic, and its workers are one consumer group. One worker pops each message; no other worker gets the
+message while this worker lives. A task with an ETA is a timer message. Limits: docs/integrations.md.
 
 Exchanges and bindings are those of `kombu.transport.virtual`, which exist in each process separately.
 """
@@ -44,7 +44,7 @@ DEFAULT_PORT = 9876
 VISIBILITY_TIMEOUT_S = 60.0
 #: Brokers accept timers up to three days (timerMaxDelaySec). For a later ETA, the worker waits for the rest. In ms.
 LONGEST_DELAY_MS = 3 * 24 * 3600 * 1000 - 60_000
-#: Most messages of one request.
+#: Largest number of messages of one request.
 _BATCH = 32
 #: If a worker without an event loop may fetch no more messages, it waits this long for an acknowledgement, s.
 _FULL_S = 0.05
@@ -53,7 +53,7 @@ _FULL_S = 0.05
 class Channel(virtual.Channel):
     """A virtual channel whose queues are topics."""
 
-    #: Kombu need not restore messages: the broker redelivers them if they are not acknowledged.
+    #: Kombu need not restore messages, because the broker redelivers a message that is not acknowledged.
     do_restore = False
     connection: Transport
 
@@ -231,7 +231,7 @@ class Transport(virtual.Transport):
         return self._link
 
     def establish_connection(self) -> Any:
-        """Starts the clients. Raises a RemotingError if no NameServer responds. It does not connect to brokers."""
+        """Starts the clients, without connecting to brokers. Raises a RemotingError if no NameServer responds."""
         if self._link is None:
             name_servers, options = parse_url(self.client.hostname)
             given: dict[str, Any] = self.client.transport_options
@@ -259,7 +259,7 @@ class Transport(virtual.Transport):
             link.close()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Delivers one message. Raises TimeoutError if none arrives within `timeout` seconds."""
+        """Delivers one message. Raises TimeoutError if no message arrives within `timeout` seconds."""
         deadline = None if timeout is None else monotonic() + timeout
         link = self.link
         while True:
@@ -276,7 +276,7 @@ class Transport(virtual.Transport):
             if link.is_asking():
                 link.wait(left)
             else:
-                # Only an acknowledgement permits more messages, and the caller may have to send it.
+                # Only an acknowledgement permits more messages, and it may be the caller's task to send one.
                 link.wait(min(left, _FULL_S))
                 if not any(channel._active_queues and channel.qos.can_consume() for channel in self.channels):
                     raise TimeoutError

@@ -1,7 +1,7 @@
 """InFlightMessages: hides messages from other workers while a worker processes them.
 
 A popped message is redelivered when its invisible duration ends. The duration is short, so that the tasks of a dead
-worker are redelivered soon. It is renewed while the worker lives, so a task can take any time.
+worker are redelivered soon. The worker renews it, so a task can take any time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gantrymq.times import duration_s
 
 log = peer_log(__name__)
 
-#: Renewals in an invisible duration. With three, two of them may fail.
+#: Renewals in an invisible duration. With three renewals, two may fail.
 _RENEWALS = 3
-#: Shortest invisible duration, in seconds. Its renewals are 1 ms apart.
+#: Shortest invisible duration, in seconds, with renewals every 1 ms.
 _SHORTEST_S = 0.003
 #: Delay before a requeued message is redelivered, in seconds.
 _GIVEN_BACK_S = 0.01

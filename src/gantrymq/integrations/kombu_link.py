@@ -1,8 +1,8 @@
 """Link: the asynchronous part of the transport for Kombu. Runs the clients of a connection in a thread.
 
 Kombu's part requests messages (`ask`) when it may deliver more, and continues with other work. `fileno` becomes
-readable when messages arrive. So Celery's worker can wait in its own event loop, and fetches no message ahead of its
-limit.
+readable when messages arrive. Celery's worker can therefore wait in its own event loop, and fetches no message ahead of
+its limit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 RECEIVE_TIMEOUT_S = 10.0
 #: Wait of an immediate request for a message, in seconds. A broker checks all its queues in this time.
 _AT_ONCE_S = 0.5
-#: Pause of requests for a queue after an error, s.
+#: Pause before the next request for a queue after an error, s.
 _PAUSE_S = 1.0
 #: Longest time that `close` waits for pending acknowledgements, s.
 _ACK_S = 3.0
@@ -104,7 +104,7 @@ class Link:
     def declare(self, queue: str) -> None:
         """Creates the topic of a queue on all brokers, if it does not exist and the brokers create topics.
 
-        Without this, the first send would create it on one broker.
+        Otherwise the first send would create the topic on one broker.
         """
         if queue not in self._declared and self._run(self._declare(self.topic(queue))):
             self._declared.add(queue)
@@ -159,7 +159,7 @@ class Link:
         return messages[0] if messages else None
 
     def ack(self, queue: str, message: MessageExt) -> None:
-        """Acknowledges a message without waiting for the response. Repeats it while no broker is reachable."""
+        """Acknowledges a message without waiting for the response. Repeats the request while no broker is reachable."""
         self._submit(self._source(queue).in_flight.ack(message), message)
 
     def give_back(self, queue: str, message: MessageExt) -> None:
@@ -167,7 +167,7 @@ class Link:
         self._submit(self._source(queue).in_flight.give_back(message), message)
 
     def drop(self, queue: str, message: MessageExt) -> None:
-        """Stops to renew a message."""
+        """Stops renewing a message."""
         self._source(queue).in_flight.drop(message)
 
     def _source(self, queue: str) -> _Source:
@@ -196,7 +196,7 @@ class Link:
 
     async def _open(self) -> None:
         await self._producer.start()
-        # Any topic will do: the request shows whether a NameServer responds.
+        # A request for any topic shows whether a NameServer responds.
         with suppress(NoRouteInfo, BrokerError):
             await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
 

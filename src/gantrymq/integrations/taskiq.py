@@ -6,7 +6,7 @@
     async def add(a: int, b: int) -> int: ...
 
 If a worker dies, its task is redelivered after `invisible_time`. If a task raises, its message is acknowledged, as with
-all brokers of taskiq: retries are made by its middlewares. The label `delay` delays a task by so many seconds.
+all brokers of taskiq: taskiq's middlewares make the retries. The label `delay` delays a task, in seconds.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RocketMQBroker(AsyncBroker):
             except ClientClosed:
                 return
             except GantryError as e:
-                # A topic that does not exist yet has no tasks, which is no error.
+                # No error, because a topic that does not exist yet has no tasks.
                 level = log.debug if isinstance(e, NoRouteInfo) else log.warning
                 level("no tasks of topic %s: %s", self._topic, e)
                 await asyncio.sleep(_PAUSE_S)

@@ -2,5 +2,5 @@
 
 - `template` has the files of a new project.
 - `project` creates a project, or a program from the examples.
-- `run` runs a project, on an existing cluster or on one that it starts. Only this module imports pyspark.
+- `run` runs a project, on an existing cluster or on its own. Only this module imports pyspark.
 """

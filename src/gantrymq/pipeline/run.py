@@ -1,4 +1,4 @@
-"""Runs a project of Spark Declarative Pipelines, on an existing cluster or on one that it starts.
+"""Runs a project of Spark Declarative Pipelines, on an existing cluster or on a cluster for this run.
 
 In addition to `spark-pipelines run`, it
 - finds Java and the Python for workers,
@@ -54,8 +54,8 @@ def run_project(
 ) -> None:
     """Processes the messages since the last run.
 
-    If there is neither a NameServer nor a context, a cluster runs for the duration of the run. If its topic is empty,
-    the sample messages are sent to it.
+    If there is neither a NameServer nor a context, a cluster runs for the duration of the run. If the topic of the
+    project is empty, the sample messages are sent to the topic.
 
     Args:
         directory: The project.
@@ -122,7 +122,7 @@ def _local_settings(directory: Path) -> dict[str, str]:
 def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[SparkSession]:
     """Starts a Spark Connect server, which pipelines require, and yields a client of it.
 
-    `spark.api.mode=connect` would also start one, but on port 15002 of all addresses, so only one run could be active.
+    `spark.api.mode=connect` would also start a server, but only one at a time, on port 15002 of all addresses.
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -168,7 +168,7 @@ def _follow(results: Iterator[dict[str, Any]], report: Callable[[str], None]) ->
                 last = result["pipeline_event_result"].event.message
                 report(last)
     except PySparkValueError as e:
-        # At the end of a run, Spark 4.3 sends the counters of its Python workers, which its own client can't decode.
+        # At the end of a run, Spark 4.3 sends counters of Python workers, which its own client can't decode.
         if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:
             raise
 
@@ -191,6 +191,6 @@ async def message_count(name_server: str, topic: str, context: Context | None = 
         try:
             stats = await admin.topic_stats(topic)
         except NoRouteInfo:
-            # The topic doesn't exist yet: the first message creates it.
+            # The topic doesn't exist yet. The first message creates it.
             return 0
         return sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values())

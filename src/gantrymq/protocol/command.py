@@ -157,8 +157,7 @@ class RemotingCommand:
     def read_header(self, header_type: type[H]) -> H:
         """Returns the ext fields as a typed header. Raises HeaderError with the name of a missing or invalid field."""
         if self._fields is None and self.serialize_type == SerializeType.JSON and self.raw_ext:
-            # Decodes the JSON directly, without a dictionary. After an error, the slower and more tolerant code
-            # follows.
+            # Decodes the JSON directly, without a dictionary. After an error, the slower, tolerant code follows.
             try:
                 return _json_decoder(header_type).decode(self.raw_ext)  # type: ignore[return-value]
             except json_header.UNREADABLE_JSON:

@@ -16,8 +16,7 @@ from gantrymq.errors import CompressionError
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT
 from gantrymq.system import threads
 
-#: Largest decompressed body, in bytes: eight times Java's maxMessageSize. The limit protects against decompression
-#: bombs.
+#: Largest decompressed body, in bytes: eight times Java's maxMessageSize. Stops decompression bombs.
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
 #: Largest number of bytes that a decompressor returns at once, and may allocate in advance.
 _PIECE = 65536
@@ -104,8 +103,7 @@ def _inflate_lz4(body: bytes, max_size: int) -> tuple[bytes, bool]:
 
 
 def _inflate_zstd(body: bytes, max_size: int) -> tuple[bytes, bool]:
-    # Java's lz4 frames don't contain their size, and `decompress` has no limit. Small pieces limit the output of each
-    # step.
+    # Java's lz4 frames don't contain their size, and `decompress` has no limit. Small pieces limit each step.
     inflater = _zstd.decompressor.decompressobj()
     plain = bytearray()
     for start in range(0, len(body), _ZSTD_PIECE):

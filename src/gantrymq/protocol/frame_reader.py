@@ -102,8 +102,7 @@ class FrameReader:
             if body_start > frame_end:
                 raise FrameError(f"header of {header_word & 0xFFFFFF} bytes in a frame of {length}")
             if end < frame_end and (length < LARGE_FRAME or end < body_start):
-                # Checked only for incomplete frames, because the size of a read limits a frame that is complete at
-                # once.
+                # Only for incomplete frames: the size of a read limits a frame that is complete at once.
                 if body_start - header_start > MAX_HEADER_LENGTH:
                     raise FrameError(
                         f"header of {body_start - header_start} bytes: at most {MAX_HEADER_LENGTH} are read"

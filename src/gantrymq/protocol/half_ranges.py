@@ -7,8 +7,7 @@ REQUEST_CODE_NOT_SUPPORTED.
 
 Half messages in such ranges are sent in batches: SEND_BATCH_MESSAGE with TRANSACTION_PREPARED in sysFlag. Java's
 brokers respond with MESSAGE_ILLEGAL. PGROUP and CHECK_IMMUNITY_TIME_IN_SECONDS in the header's properties apply to all
-messages. The response has the offsets of the first half message. The others follow directly, in the queue and in the
-log.
+messages. The response has the offsets of the first half message; the others follow directly in queue and log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _RANGE = Struct(">qqi")
 
 
 class HalfRange(NamedTuple):
-    """A range of `number` half messages from the queue offset `half_offset` on, the first one at `physical_offset`."""
+    """A range of `number` half messages from queue offset `half_offset` on. The first is at `physical_offset`."""
 
     half_offset: int
     physical_offset: int

@@ -72,7 +72,7 @@ class UniqueKeys:
         return f"{self._head}{number & 0xFFFF:04X}"
 
     def some(self, count: int) -> tuple[str, int]:
-        """Returns the common prefix of up to 65,536 keys, and the number in the last four digits of the first one."""
+        """Returns the common prefix of up to 65,536 keys, and the number in the last four digits of the first key."""
         # Runs in C, so no other thread can take a number in between.
         last = deque(itertools.islice(self._count, count), maxlen=1).pop()
         first = last - count + 1

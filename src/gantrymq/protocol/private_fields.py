@@ -15,8 +15,7 @@ TOPIC_BEGIN_FIELD = "gantryTopicBegin"
 #: In the response to a pull, for a while after a broker has started after a crash: an id of this start. A consumer that
 #: pulled before the crash detects that the id has changed.
 RECOVERY_FIELD = "gantryRecovery"
-#: In the same response: the end of the queue at that start. Offsets from this end on belong to other messages than
-#: before the crash.
+#: In the same response: the end of the queue at that start. After the crash, later offsets belong to other messages.
 RECOVERED_END_FIELD = "gantryRecoveredEnd"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: the time since its start, in ms.
 UPTIME_FIELD = "gantryUptimeMs"

@@ -1,8 +1,7 @@
 """Encodes and decodes the response to a send directly as bytes.
 
 Responses differ only in msgId, queueId, queueOffset, transactionId and the opaque number, so the rest is a template. A
-response takes 0.6 us instead of 4 us with a typed header, a dictionary and an encoder. The fields about traces come
-last.
+response takes 0.6 us, not 4 us as with a typed header, a dictionary and an encoder. Trace fields come last.
 """
 
 from __future__ import annotations

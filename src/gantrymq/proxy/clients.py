@@ -1,9 +1,8 @@
 """The table of registered clients and their settings. The caller passes the time.
 
-A client is identified by its id (x-mq-client-id), not by its connections. A client registers when it sends its settings
+A client is identified by its id (x-mq-client-id), not by its connections. A client registers by sending its settings
 (Telemetry). The proxy removes it after NotifyClientTermination, or after a time without heartbeats and settings. Only
-the user who registered an id can use this id; without access control, only the connection with the client's open
-stream.
+the user who registered an id can use it; without access control, only the connection with its open stream.
 
 Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, and `ConsumerManager` and `ProducerManager` of the proxy.
 """

@@ -78,8 +78,7 @@ class ProxyConfig(TlsConfig):
     # -- requests -----------------------------------------------------------------------------------------------
     #: Largest request, bytes.
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)
-    #: After this time without received bytes, the proxy closes a connection, unless a call is open and the client
-    #: answers a ping.
+    #: A connection is closed after this time without received bytes, unless a call is open and a ping is answered.
     grpc_client_idle_time_mills: int = bounded(120_000, 1000, DAY_MS)
     #: Largest message body, bytes. 0 means no limit.
     max_message_size: int = bounded(4 * 1024 * 1024, 0, MAX_INT)
@@ -121,8 +120,7 @@ class ProxyConfig(TlsConfig):
     max_renew_retry_times: int = bounded(3, 0, MAX_INT)
     #: Time before the end of the invisible duration at which a message is renewed.
     renew_ahead_time_millis: int = bounded(10_000, 0, DAY_MS)
-    #: Longest time for which the proxy renews a message. After it, the message is redelivered as if its consumer had
-    #: failed.
+    #: Longest time for which the proxy renews a message. The message is then redelivered as after a failure.
     renew_max_time_millis: int = bounded(3 * _HOUR_MS, 0, 1 << 50)
     #: Interval between two rounds of renewals.
     renew_schedule_period_millis: int = bounded(5_000, 10, DAY_MS)

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from gantrymq.limits import PROXY_INCOMPLETE_MESSAGES_BYTES, PROXY_LONG_MESSAGES_BYTES
 
-#: Validity of a grant, s, and slowest accepted rate, bytes/s. The validity of a grant for many bytes is longer,
-#: according to this rate.
+#: Validity of a grant, s, and slowest accepted rate, bytes/s. More bytes extend the validity.
 GRACE_S = 5.0
 SLOWEST_BYTES_PER_S = 256 * 1024
 

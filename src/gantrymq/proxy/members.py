@@ -1,7 +1,6 @@
 """Heartbeats to brokers for the proxy's clients.
 
-After a heartbeat, a broker lists these clients as group members (`consumerConnection`), and sends transaction checks to
-the proxy.
+After a heartbeat, a broker lists these clients as members (`consumerConnection`), and sends them transaction checks.
 
 A broker identifies the members of a group by their connections, so two consumers of one group need two connections.
 Consumers of different groups can share a connection. The n-th consumer of each group uses the n-th `Lane`, which has
@@ -37,8 +36,7 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Largest number of consumers of one group that are registered at brokers. Each of them needs a connection to each
-#: broker.
+#: Largest number of consumers of one group that are registered at brokers. Each needs a connection to each broker.
 MAX_LANES = 1000
 #: Largest number of producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100
@@ -163,8 +161,7 @@ class Members:
     async def _say_goodbye(self, member: _Member) -> None:
         """Unregisters a consumer at its brokers, then frees the group's position on the lane.
 
-        The order matters: brokers identify members by the connection, and would also remove a successor on the same
-        connection.
+        The order matters: brokers identify members by the connection, and would also remove a successor on it.
         """
         lane = member.lane
 
@@ -218,8 +215,7 @@ class Members:
                 ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        # Record this before the request: a consumer that leaves during the request must be unregistered at this broker,
-        # too.
+        # Record this first: a consumer that leaves during the request must be unregistered at this broker, too.
         member.known_to.add(address)
         await self._heartbeat(member.lane.api, address, data)
 

@@ -28,8 +28,7 @@ _NUMBER_BYTES = 12
 _MAP_ENTRY_BYTES = 104
 #: Size of a field that is not in the schema, bytes, in addition to its encoding.
 _UNKNOWN_BYTES = 64
-#: A message of at most _SHORT bytes without nested messages is not scanned. Instead, each byte counts as the next
-#: figure.
+#: A message of at most _SHORT bytes without nested messages is not scanned: each byte counts as the next figure.
 _SHORT = 64
 _SHORT_FACTOR = 4
 #: Largest memory for each encoded byte, reached by a message with an empty `system_properties`, which has 4 bytes.

@@ -97,8 +97,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
     """Converts a stored message for a client. The body is decompressed.
 
     Java's proxy sends every compressed body unchanged and marks it as GZIP, but some clients read only real gzip, and
-    only Java's client reads lz4 and zstd. Here, only a damaged body is sent unchanged; the client then reports it as
-    corrupted.
+    only Java's client reads lz4 and zstd. Here, only damaged bodies are unchanged, which clients report as corrupted.
     """
     properties = message.properties
     encoding = pb.IDENTITY

@@ -11,7 +11,7 @@ from gantrymq.proxy.statuses import GrpcCode, GrpcError
 PREFIX = 5
 #: Window bits with which zlib reads gzip data.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: Most decompressed bytes for each byte of deflate data.
+#: Largest number of decompressed bytes for each byte of deflate data.
 _MOST_INFLATED = 1032
 
 

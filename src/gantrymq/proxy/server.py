@@ -32,8 +32,7 @@ class ProxyServer:
     """Serves gRPC on one port. The constructor binds the port; `start` accepts connections.
 
     If a connection has sent nothing for `max_idle_s`, the server closes it. If the connection has open calls, the
-    server first sends a ping, and closes the connection only without a response. Raises GantryError if the port is in
-    use.
+    server sends a ping first, and closes it only without a response. Raises GantryError if the port is in use.
     """
 
     def __init__(

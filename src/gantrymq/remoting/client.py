@@ -25,8 +25,7 @@ CONNECT_TIMEOUT_S = 3.0
 #: seconds. Otherwise the kernel would retransmit for 15 minutes to a machine that is down. Java closes the connection
 #: after every timeout (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
 SILENCE_S = 3.0
-#: A request with a shorter timeout never closes the connection, because a slow response does not prove that the peer is
-#: down.
+#: A request with a shorter timeout never closes the connection: the peer may only be slow.
 LEAST_TIMEOUT_MS = 1000
 #: Tolerance for the difference between the clock and the loop's timers, as a factor.
 _NEARLY = 0.95

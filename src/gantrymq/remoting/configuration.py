@@ -62,7 +62,7 @@ class Configuration(Generic[C]):
         self._unused = {key: file_keys[key] for key in unknown_keys([type(config)], dict(file_keys))}
 
     def properties(self) -> dict[str, str]:
-        """Returns all keys and values, except the secret ones."""
+        """Returns all keys and values, except secret keys."""
         known = dict(self._unused_defaults) | self._unused | to_properties(self._config)
         return {key: value for key, value in known.items() if key not in self._secret_keys}
 

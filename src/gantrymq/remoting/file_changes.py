@@ -46,7 +46,7 @@ class FileChanges:
         await done
 
     async def stop(self) -> None:
-        """Completes all queued changes, then rejects new ones."""
+        """Completes all queued changes, then rejects new changes."""
         self._stopped = True
         while self._waiting:
             await asyncio.wait([self._waiting[-1][1]])

@@ -8,14 +8,14 @@ Rules:
 2. A longer frame is read if it fits into the quota, three quarters of the limit. The full length of each frame being
    read counts, and the received bytes of each waiting frame. If it does not fit, its connection is not read, and the
    kernel stops the peer. The last quarter is for the first read of each waiting frame.
-3. When quota is free again, the shortest waiting frame continues, then the oldest, in alternation. So neither a stream
-   of short frames nor many long ones can block the others forever.
+3. When quota is free again, the shortest waiting frame continues, then the oldest, in alternation. Therefore neither a
+   stream of short frames nor many long frames can block the others forever.
 4. While frames wait, a frame being read that receives nothing for STALLED_S must wait again. After more than
    MOST_STALLS times, its connection is closed. If another frame needs the quota, the connections of frames that have
    received nothing for GIVEN_UP_S are closed, too, largest first.
 5. While frames wait, each frame being read must arrive at LEAST_PACE (64 KiB/s) or faster, checked every PACE_S.
-   Otherwise its connection is closed. So a waiting frame gets quota within one or two seconds, and a slow but steady
-   frame completes.
+   Otherwise its connection is closed. A waiting frame therefore gets quota within one or two seconds, and a slow but
+   steady frame completes.
 6. If many frames start at once and still exceed the limit, connections are closed. Waiting frames go first, then large
    ones, then small ones. In each group, the largest goes first.
 

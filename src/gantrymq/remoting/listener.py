@@ -5,8 +5,7 @@ The server therefore reserves descriptors for files. It accepts and closes conne
 clients get an error. A new socket gets the lowest free descriptor number. This number is therefore a lower bound for
 the open descriptors, and no count is needed.
 
-asyncio's own accept loop is not used, because it accepts nothing for a second if descriptors run out, and new clients
-hang.
+asyncio's own accept loop is not used: if descriptors run out, it accepts nothing for a second.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class LongRequests:
         self._job.start()
 
     async def stop(self) -> None:
-        """Completes all waiting requests and refuses new ones."""
+        """Completes all waiting requests and refuses new requests."""
         self._stopped = True
         self._job.cancel()
         while self._queue:
@@ -144,7 +144,7 @@ class LongRequests:
         return 0.0 if self._queue else None
 
     def _step(self, connection: Connection, waiting: _Waiting) -> bool:
-        """Runs one step of a request. Returns True, and sends the response, if that was the last one."""
+        """Runs one step of a request. After the last step, sends the response and returns True."""
         request = waiting.request
         try:
             next(waiting.steps)

@@ -11,7 +11,7 @@ Terms:
   50 connections can do so, because together they have the whole time. With short slices they add 50 ms to a round.
 
 Rules:
-1. A time slice is SLICE_S. After the slices of a round add up to that value, each further one is CROWDED_SLICE_S.
+1. A time slice is SLICE_S. After the slices of a round add up to that value, each further slice is CROWDED_SLICE_S.
 2. After ROUND_S, only cheap connections are served in this round. All others, and connections that have sent a large
    frame, are deferred to later rounds.
 3. If deferred input exceeds WAITING_READS_BYTES, only cheap connections are read until half of it has been handled.

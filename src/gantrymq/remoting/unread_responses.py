@@ -1,8 +1,7 @@
 """Limits the memory for unread responses of all connections of a server.
 
 If a peer does not read, its write buffer fills, and the server then stops reading from it. At this time, the buffer has
-1 MiB and one more response. Without another limit, 300 peers that request large responses and read nothing would use
-277 MiB.
+1 MiB and one more response. Without another limit, 300 peers that read no responses would use 277 MiB.
 
 Rules:
 1. If full write buffers exceed half of the limit, `is_much` is true. Bulk reads then return smaller responses.

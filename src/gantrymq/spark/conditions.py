@@ -22,7 +22,7 @@ if TYPE_CHECKING or HAS_FILTERS:
 
 
 def push_condition(filters: PushedFilters, condition: Filter) -> bool:
-    """Adds a condition to `filters`. Returns False if Spark must also check it for each row."""
+    """Adds a condition to `filters`. Returns False if Spark must also check the condition for each row."""
     match condition:
         case IsNotNull((name,)):
             return filters.push(proper_name(name), "is not null")

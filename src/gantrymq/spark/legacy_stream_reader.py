@@ -8,8 +8,7 @@ The API of these versions passes neither the position of a stream nor limits to 
 | restarted | partitions(position, position), latestOffset, partitions(position, latest), ... |
 | either with AvailableNow | the same for one micro-batch, which may be an unfinished one |
 
-The reader therefore takes the position from the calls of `partitions`. Before the first such call, the position is the
-initial offset.
+The reader therefore takes the position from the calls of `partitions`. At first, it is the initial offset.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ def watch_queries(
             producer = stack.enter_context(SyncProducer(Producer(name_server, _GROUP)))
         listener = _Listener(metrics, producer, topic or "")
         spark.streams.addListener(listener)
-        # Pushed last, and therefore removed first, so that Spark doesn't call the listener while the server and the
-        # producer close.
+        # Pushed last, and so removed first: Spark doesn't call it while the server and the producer close.
         stack.callback(lambda: spark.streams.removeListener(listener))
         return QueryWatch(stack.pop_all(), port)
 

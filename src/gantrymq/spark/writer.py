@@ -84,8 +84,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # Without the numbers, brokers would drop the rows of each micro-batch as duplicates of the first
-            # micro-batch.
+            # Without these ids, brokers would drop the rows of each later micro-batch as duplicates.
             raise ClientError(
                 "Spark hasn't set the id of the query and of the micro-batch: its rows have no unique ids"
             )

@@ -35,8 +35,7 @@ async def stats_all(
         try:
             of_topic = await _of_topic(admin, name)
         except GantryError:
-            # The topic was just deleted, or its brokers are down. This is an error only for a topic in the command
-            # line.
+            # The topic was just deleted, or its brokers are down. This is an error only for a named topic.
             if topic:
                 raise
             continue

@@ -101,7 +101,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
             begin: Sends only messages that became dead letters at or after this time: a datetime, or ms since the
                 epoch.
             end: Sends only messages that became dead letters at or before this time: a datetime, or ms since the epoch.
-            max_messages: Most messages to send.
+            max_messages: Largest number of messages to send.
             again: Also sends messages that an earlier call has sent or left out.
             to_topic: Sends to the original topic, where all groups receive them. Needed for groups that pop
                 (`SimpleConsumer`), which do not read the retry topic.
@@ -156,8 +156,8 @@ class AdminDeadLetterMessages(AdminReadPositions):
     ) -> ResentMessages:
         """Sends these dead-letter messages again, like `resend_dead_letter_messages`, even if they were sent before.
 
-        The position for other calls does not change. Raises IllegalMessage if a message is not a dead-letter message;
-        earlier ones are already sent.
+        The position for other calls does not change. Raises IllegalMessage at a message that is not a dead-letter
+        message, after sending the messages before it.
         """
         resent = unreadable = 0
         async with self._transport.producer(self.name_servers, PRODUCER_GROUP) as producer:

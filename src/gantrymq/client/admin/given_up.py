@@ -47,7 +47,7 @@ class AdminGivenUp(AdminReadPositions):
 
         Args:
             commit: True commits, false drops.
-            max_messages: Most messages. Default: all.
+            max_messages: Largest number of messages. Default: all.
 
         Raises:
             BrokerError: The broker rejects a request.

@@ -25,7 +25,7 @@ from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import TOOLS_GROUP, TRACE_TOPIC
 from gantrymq.times import timestamp_ms
 
-#: Most messages of one pull.
+#: Largest number of messages of one pull.
 PULL_BATCH = 32
 #: Field that marks the key as a producer's unique key (MixAll.UNIQUE_MSG_QUERY_FLAG).
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
@@ -72,8 +72,7 @@ class AdminMessages(AdminOffsets):
             brokers = [data for data in brokers if broker in data.broker_addrs.values()]
         try:
             address, _ = decode_offset_message_id(message_id)
-            # A unique key can have the same length as an id with an IPv4 address, but its address bytes match no
-            # broker.
+            # A unique key can be as long as an id with an IPv4 address, but its address bytes match no broker.
             if any(address in data.broker_addrs.values() for data in brokers):
                 return await self.message_by_offset_id(message_id, topic)
         except (ProtocolError, BrokerError):

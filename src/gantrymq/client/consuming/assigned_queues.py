@@ -299,13 +299,12 @@ class AssignedQueues:
                 {held.queue: held.commit_offset for held in process_queues if self._is_own(held)}
             )
         except Exception as e:
-            # Any error, because hooks are user code. A later commit of this consumer, or the queue's next owner,
-            # commits again.
+            # Any error, because hooks are user code. A later commit, or the queue's next owner, commits again.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
             self._client.failure_log.report(what, e)
 
     async def _commit_last(self, *process_queues: ProcessQueue) -> None:
-        """Commits all offsets, also unchanged ones: a killed broker may have lost the last commit."""
+        """Commits all offsets, even unchanged offsets, because a killed broker may have lost the last commit."""
         for process_queue in process_queues:
             self.offset_store.forget(process_queue.queue)
         await self._commit(*process_queues)

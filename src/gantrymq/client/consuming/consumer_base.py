@@ -79,7 +79,7 @@ class GroupConsumer(Lifecycle):
         self._wire_group = options.wire_group
         self.group = options.group
         self._namespace = options.namespace
-        #: Keyed by topic with its namespace.
+        #: The keys are topics with their namespace.
         self._subscriptions: dict[str, SubscriptionData] = {}
 
     def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:

@@ -113,8 +113,7 @@ class TaskPool:
     """Tasks that take messages from one queue.
 
     A new task is created only after the last one has started, because then all others may wait in their handlers. A
-    handler that never waits therefore uses one task for a whole pull, and a handler that waits up to `concurrency`
-    tasks.
+    handler that never waits therefore uses one task for a whole pull; others use up to `concurrency` tasks.
     """
 
     def __init__(self, handler: Callable[[MessageExt], Awaitable[object]], concurrency: int, done: Done) -> None:
@@ -226,8 +225,7 @@ class TaskPool:
             if in_hand is not None:
                 _notify(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
-            # A failed task left these messages, or they were submitted after this task saw an empty queue and before it
-            # ended.
+            # From a failed task, or submitted after this task saw an empty queue and before it ended.
             self._add_spare()
 
 
@@ -249,8 +247,7 @@ class ThreadPool:
         self._handler = handler
         self._done = done
         self._line: threads.SimpleQueue[tuple[Source, MessageExt] | None] = threads.SimpleQueue()
-        #: By thread number. The lock protects it, so that a thread either takes a message or sees that its queue is
-        #: dropped.
+        #: By thread number. Under the lock, so that a thread either takes a message or sees its queue dropped.
         self._running: dict[int, Running] = {}
         self._lock = threads.Lock()
         self._large_bodies = LargeBodiesInThreads()
@@ -325,8 +322,7 @@ class ThreadPool:
                 continue
             error: BaseException | None = None
             try:
-                # A copy of the context of the consumer's start, so that a handler's changes do not affect the next
-                # handler.
+                # A copy of the context of the consumer's start, so that a handler's changes do not affect the next one.
                 self._context.copy().run(call_plainly, self._handler, message)
             except BaseException as e:
                 error = without_lost_reply(e, message)  # Includes SystemExit, because this is not the main thread.

@@ -2,7 +2,7 @@
 
 A few kilobytes can decompress to 32 MiB. A message stays compressed until its handler starts or `poll` returns it.
 Decompressed bodies may use BUDGET_BYTES in total. The size of a body is unknown in advance. Therefore bodies are
-decompressed one at a time, and the last one can exceed the limit. After the handler, only the compressed body is kept.
+decompressed one at a time, and the last body can exceed the limit. After the handler, only the compressed body is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gantrymq.errors import ProtocolError
 from gantrymq.protocol.message import KEPT_SIZE, MessageExt
 from gantrymq.system import threads
 
-#: Limit for the large bodies in handlers, in bytes. Above it, the next one waits.
+#: Limit for the large bodies in handlers, in bytes. Above it, the next body waits.
 BUDGET_BYTES = 64 * 1024 * 1024
 
 

@@ -242,7 +242,7 @@ class LitePullConsumer(PullingConsumer):
         The messages of the previous `poll` count as consumed.
 
         Args:
-            max_messages: Most messages to return. Default: 1000.
+            max_messages: Largest number of messages to return. Default: 1000.
             timeout: Longest wait, in seconds or as a timedelta. Default: 5.0.
 
         Returns:

@@ -22,7 +22,7 @@ REPEAT_S = 30.0
 
 
 class OffsetStore(Protocol):
-    """Reads and commits offsets. Both stores cache the committed offsets and skip unchanged ones."""
+    """Reads and commits offsets. Both stores cache the committed offsets and skip unchanged offsets."""
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         """Returns the committed queue offset, or None. Raises a GantryError.

@@ -30,7 +30,7 @@ log = peer_log(__name__)
 SUSPEND_MS = 15_000
 #: Timeout of a pull (CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND), ms.
 TIMEOUT_MS = 30_000
-#: Most bytes of records of a bulk pull. The broker may send fewer.
+#: Largest size of the records of a bulk pull, in bytes. The broker may send less.
 PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
 #: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).
@@ -148,8 +148,7 @@ class QueuePuller:
                 if following == process_queue.next_offset:
                     return RETRY_DELAY_S
                 if process_queue.next_offset > result.max_offset:
-                    # The queue has lost its end. Pulled messages before the end that are not handled yet may still
-                    # exist.
+                    # The queue has lost its end. Pulled messages that are not handled yet may still exist.
                     following = min(following, process_queue.commit_offset)
                 # With a new process queue, because the offsets of one process queue's messages must ascend.
                 self._moved(process_queue, following)

@@ -144,8 +144,7 @@ class ShareInGroup:
         address = any_broker(client, topic, queues)
         client_ids = await client.api.consumer_ids(address, self._group)
         if client.client_id not in client_ids:
-            # The broker has lost this consumer: send a heartbeat. Until the broker lists this consumer, the queues stay
-            # unchanged.
+            # The broker has lost this consumer: send a heartbeat, and keep the queues until the broker lists it.
             await client.greet_again(address)
             client_ids = await client.api.consumer_ids(address, self._group)
             if client.client_id not in client_ids:

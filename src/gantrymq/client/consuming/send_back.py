@@ -1,4 +1,4 @@
-"""SendBack: returns a failed message to the broker, which redelivers it later.
+"""SendBack: sends a failed message back to the broker, which redelivers it later.
 
 Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMessageBackAsNormalMessage).
 """

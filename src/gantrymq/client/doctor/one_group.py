@@ -69,8 +69,7 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
         with suppress(RouteNotReady):
             await admin.topic_route(retry_topic(name))
     except NoRouteInfo:
-        # Brokers create the retry topic when the first consumer joins. Without this topic, only brokers have the
-        # offsets.
+        # Brokers create the retry topic when the first consumer joins. Before that, only brokers have the offsets.
         group.has_joined = False
         for address in masters:
             for stats in (await admin.broker_consume_stats(address)).by_group.get(name, ()):

@@ -36,7 +36,7 @@ def check_replication(seen: Observation) -> Iterator[Finding]:
 
 
 def _check_deposed(brokers: list[BrokerSeen]) -> Iterator[Finding]:
-    """Finds brokers that act as master although their controllers name another one."""
+    """Finds brokers that act as master although their controllers name another master."""
     info = _sync_state(brokers)
     if info is None or info.master_address is None:
         return

@@ -129,7 +129,7 @@ class PopApi:
         )
 
     async def assignment(self, address: str, topic: str, strategy_name: str) -> Sequence[QueueAssignment] | None:
-        """Returns the queues that the broker assigns to this client; None to keep the current ones."""
+        """Returns the queues that the broker assigns to this client; None to keep the current queues."""
         body = QueryAssignmentRequestBody(topic, self.group, self._client.client_id, strategy_name)
         response = await self._client.remoting.call(
             address, RemotingCommand.request(RequestCode.QUERY_ASSIGNMENT, body=encode_json(body)), _TIMEOUT_MS

@@ -23,8 +23,7 @@ STRATEGY_NAMES: dict[AllocateStrategy, str] = {allocate_averagely: "AVG", alloca
 class ShareByBroker:
     """Requests the assignment of a topic. Calls `pull` with the queues to pull, and `pop` with the queues to pop.
 
-    If a topic changes to pull mode, its POP retry topic may contain messages. That topic is then added to
-    `subscriptions`.
+    If a topic changes to pull mode, its POP retry topic, which may have messages, is added to `subscriptions`.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ log = peer_log(__name__)
 POLL_MS = 15_000
 #: Pause after a failed pop, s.
 RETRY_DELAY_S = 1.0
-#: Delay before each redelivery, by the number of earlier ones (popDelayLevel), s.
+#: Delay before each redelivery, by the number of earlier redeliveries (popDelayLevel), s.
 RETRY_AFTER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
 

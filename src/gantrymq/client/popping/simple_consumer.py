@@ -1,4 +1,4 @@
-"""SimpleConsumer: pops messages with `receive` and acknowledges each one with `ack`. It has no queues of its own.
+"""SimpleConsumer: pops messages with `receive` and acknowledges each with `ack`. It has no assigned queues.
 
 Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of client/impl/MQClientAPIImpl.
 """
@@ -144,7 +144,7 @@ class SimpleConsumer(GroupConsumer):
         Requests go to topics and brokers round robin, one request at a time. Unreachable brokers are skipped.
 
         Args:
-            max_messages: Most messages, 1 to 32. Default: 32.
+            max_messages: Largest number of messages, 1 to 32. Default: 32.
             invisible_time: Invisible duration of the messages, in seconds or as a timedelta. Default: 60.0.
             timeout: Longest wait for the first message, in seconds or as a timedelta. The call can take up to 1 s
                 longer. Default: 15.0.
@@ -308,7 +308,7 @@ class SimpleConsumer(GroupConsumer):
             return []
         messages = popped
         if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:
-            # The broker compares hash codes of tags, and different tags can have the same hash code.
+            # Different tags can have the same hash code, and the broker compares only hash codes.
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:

@@ -136,7 +136,7 @@ class BatchAccumulator:
 
     async def _run(self, batch: _Batch, begun: float) -> None:
         try:
-            # With a free slot the batch is always sent: a busy event loop is no reason for a timeout.
+            # If a slot is free, the batch is always sent, because a busy event loop is no reason for a timeout.
             has_to_wait = self._slots.locked()
             async with self._slots:
                 if has_to_wait and self._loop.time() - max(begun, self._answered) >= batch.timeout_ms / 1000:

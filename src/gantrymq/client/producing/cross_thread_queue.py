@@ -23,7 +23,7 @@ from gantrymq.system import threads
 
 log = peer_log(__name__)
 
-#: Most messages in the queue. If it is full, threads wait.
+#: Largest number of messages in the queue. If the queue is full, threads wait.
 MAX_MESSAGES = 10_000
 #: Interval at which a waiting thread checks whether the event loop has ended, s.
 _CHECK_S = 0.5

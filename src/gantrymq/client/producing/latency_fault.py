@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.protocol.message import MessageQueue
 
-#: Latencies of a send (latencyMax), ms. From each value on, the client avoids the broker for the time below.
+#: Latencies of a send (latencyMax), ms. From each value on, the broker is avoided for the time below.
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
 #: Times for which a broker is avoided (notAvailableDuration), ms.
 NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
@@ -24,8 +24,7 @@ FAILED_LATENCY_MS = 10_000
 DETECT_INTERVAL_MS = 2000
 #: Timeout of a probe (detectTimeout), ms.
 DETECT_TIMEOUT_MS = 200
-#: A broker is stalled if it sends no response for this time while sends to it are in flight, ms. A stalled broker is
-#: selected last.
+#: Without a response for this time while sends are in flight, a broker is stalled and selected last, ms.
 STALLED_MS = 100
 
 

@@ -17,7 +17,7 @@ class TopicPublishInfo:
         self._next = randomness.randrange(len(queues)) if queues else 0
 
     def select(self, last_broker: str | None = None) -> MessageQueue:
-        """Returns the next queue, preferably not one of `last_broker`, which failed. There must be queues."""
+        """Returns the next queue, preferably of a broker other than `last_broker`. There must be queues."""
         if last_broker is not None:
             queue = self.next_where(lambda broker: broker != last_broker)
             if queue is not None:

@@ -68,8 +68,7 @@ class TransactionListener(Protocol):
     ) -> LocalTransactionState | Awaitable[LocalTransactionState]:
         """Runs the local transaction after the half message is stored. `arg` comes from `send_in_transaction`.
 
-        `message.properties["UNIQ_KEY"]` identifies the transaction; a check passes the same value as `msg_id`. An
-        exception counts as UNKNOWN.
+        `message.properties["UNIQ_KEY"]` identifies the transaction, also in a check. An exception counts as UNKNOWN.
         """
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | Awaitable[LocalTransactionState]:
@@ -133,8 +132,7 @@ class TransactionProducer(Producer):
         """
         timeout_ms = duration_ms("timeout", timeout)
         self._check_open()
-        # The broker checks transactions with producers whose heartbeat it has received, so send one before the half
-        # message.
+        # The broker checks transactions with connected producers, so send a heartbeat before the half message.
         deadline = clock.monotonic() + timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -83,9 +83,9 @@ class QueueReader:
         view: The user's view of the cluster.
         topic: The topic to read.
         read: Converts a message to a row. Runs in a thread, because it can decompress the body.
-        wanted: Filter. Messages for which it returns false are skipped. Runs in a thread, too.
+        wanted: Filter. Messages for which the filter returns false are skipped. Runs in a thread, too.
         max_read: If given, a page ends after this number of messages, after MAX_READ_BYTES, or after READ_WITHIN_S.
-            Messages of one queue can then precede earlier ones of another queue.
+            Messages of one queue can then precede earlier messages of another queue.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class QueueReader:
         self._read = read
         self._wanted = wanted
         self._max_read = max_read
-        #: Number of messages that were read, including the skipped ones.
+        #: Number of messages that were read, including skipped messages.
         self.messages_read = 0
         self._read_bytes = 0
         self._until = monotonic() + READ_WITHIN_S

@@ -55,7 +55,7 @@ from gantrymq.protocol.message import MessageExt
 PROTOCOL = "rocketmq"
 
 
-#: Longest message id, in characters: an offset id with an IPv6 address. FastStream cuts longer ones in its log.
+#: Longest message id, in characters: an offset id with an IPv6 address. FastStream's log cuts longer ids.
 _MAX_MESSAGE_ID = 56
 
 
@@ -113,8 +113,8 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
 
         A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
         another behaviour. `tags` and `sql` are arguments of `subscribe`. `concurrency`, `orderly`,
-        `max_reconsume_times` and `start_from` are those of PushConsumer, and `consumer_options` contains further ones.
-        The other arguments are those of all FastStream brokers.
+        `max_reconsume_times` and `start_from` are options of PushConsumer, and `consumer_options` contains further
+        options. The other arguments are those of all FastStream brokers.
         """
         outer: Any = self.config
         calls = CallsCollection[MessageExt]()

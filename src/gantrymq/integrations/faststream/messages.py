@@ -14,7 +14,7 @@ from gantrymq.codecs.codec import CONTENT_TYPE, MessageOptions
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import Message, MessageExt
 
-#: Property for FastStream's correlation id. RocketMQ's own one is used for requests and replies.
+#: Property for FastStream's correlation id. RocketMQ's own correlation id is for requests and replies.
 CORRELATION_ID = "correlation_id"
 #: Default timeout, in seconds.
 TIMEOUT_S = 3.0
@@ -23,7 +23,7 @@ TIMEOUT_S = 3.0
 class RocketMQMessage(StreamMessage[MessageExt]):
     """A received message. `raw_message` is the client's MessageExt, `headers` are its properties.
 
-    The outcome takes effect when the handler has ended: after `nack`, the message is redelivered later.
+    The outcome takes effect when the handler has ended. For example, the message is redelivered later after `nack`.
     """
 
     def __init__(self, raw_message: MessageExt, outcomes: list[AckStatus]) -> None:

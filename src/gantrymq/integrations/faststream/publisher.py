@@ -49,7 +49,7 @@ class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
         return await self.client.send(message, timeout=cmd.timeout)
 
     async def request(self, cmd: RocketMQPublishCommand) -> MessageExt:
-        """Sends a request and returns the reply. Raises RequestTimeout if none arrives."""
+        """Sends a request and returns the reply. Raises RequestTimeout without a reply."""
         body, content_type = await self.codec.encode(cmd.body, self.serializer)
         return await self.client.request(cmd.message(body, content_type), timeout=cmd.timeout)
 
@@ -124,7 +124,7 @@ class RocketMQPublisher(PublisherUsecase):
         return f"{self._outer_config.prefix}{self._topic}"
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends to the topic, or another one. `options` are PublishOptions. Returns when a broker has stored it."""
+        """Sends to the topic, or to another. `options` are PublishOptions. Returns when the message is stored."""
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(
             command, producer=self._outer_config.producer, _extra_middlewares=()

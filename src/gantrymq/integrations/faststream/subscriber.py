@@ -130,7 +130,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         await super().stop()
 
     async def _handle(self, message: MessageExt) -> None:
-        """Processes a message, as handler of the consumer. If it raises, the message is redelivered."""
+        """Processes a message, as handler of the consumer. After an exception, the message is redelivered."""
         outcomes = self._outcomes[message] = []
         try:
             await self.process_message(message)

@@ -39,7 +39,7 @@ _STEP_BYTES = 64 * 1024
 
 
 class DataVersion(msgspec.Struct, rename="camel", order=False):
-    """The version of a state, to compare with another one. `timestamp` is in ms."""
+    """The version of a state, to compare with another version. `timestamp` is in ms."""
 
     state_version: int = 0
     timestamp: int = msgspec.field(default_factory=now_ms)

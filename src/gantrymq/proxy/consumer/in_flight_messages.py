@@ -44,14 +44,13 @@ class InFlightMessage:
     group: str
     topic: str
     key: MessageKey
-    #: The handle of the last renewal. The client itself has only the first one.
+    #: The handle of the last renewal. The client itself has only the first handle.
     handle: Handle
     reconsume_times: int
     popped_ms: int
     renew_times: int = 0
     failures: int = 0
-    #: Set while the message is renewed. Other requests for the message wait for the end of the renewal, which changes
-    #: the handle.
+    #: Set while the message is renewed. Other requests for it wait for the renewal, which changes the handle.
     renewal: asyncio.Future[None] | None = None
     #: Key of the message's slot in `InFlightMessages._slots`; -1 without a slot.
     slot: int = field(default=-1, repr=False)

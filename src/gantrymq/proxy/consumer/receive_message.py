@@ -159,7 +159,7 @@ class ReceiveMessageActivity:
         )
 
     async def _broker(self, topic: str, wanted: str) -> str:
-        """Returns a broker with readable queues of the topic: the requested one, otherwise the next one in turn.
+        """Returns a broker with readable queues of the topic: the requested broker, otherwise the next in turn.
 
         Raises ProxyError if the topic has no readable queue.
         """
@@ -276,6 +276,6 @@ def _handle(message: MessageExt) -> Handle:
 
 
 def _version(call: Call) -> tuple[int, ...]:
-    """Returns the client's version as a tuple, which is empty, and so older than any other, if invalid."""
+    """Returns the client's version as a tuple. An invalid version becomes (), which is older than any other."""
     words = call.metadata.get(CLIENT_VERSION, "").split("-")[0].split(".")
     return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)

@@ -42,7 +42,7 @@ class ProxySeen:
     settings: Answer | GantryError | None = None
     #: Other addresses in the route, with the error of a connection to each; None for a connection that works.
     named: dict[str, GantryError | None] = field(default_factory=dict)
-    #: By broker of the topic: the response to, or the error of, a call for which the proxy needs this broker.
+    #: Result by broker of the topic: response or error of a call for which the proxy needs this broker.
     brokers: dict[str, Answer | GantryError] = field(default_factory=dict)
 
     @property

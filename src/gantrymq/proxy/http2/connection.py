@@ -29,8 +29,7 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Size of the write buffer at which the connection stops reading and sending data, bytes. Its buffer then counts in
-#: `unread`.
+#: Size of the write buffer at which the connection stops reading and sending data, bytes. It then counts in `unread`.
 _WRITE_HIGH_WATER = 64 * 1024
 #: Bytes of data after which the connection writes immediately, not at the end of the event-loop iteration.
 _GATHERED = 256 * 1024

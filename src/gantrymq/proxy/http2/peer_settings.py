@@ -6,7 +6,7 @@ from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.frames import ConnectionEnded, ErrorCode
 from gantrymq.proxy.http2.hpack import TABLE_SIZE
 
-#: Largest frame that is sent, bytes, even if the peer accepts larger ones.
+#: Largest frame that the proxy sends, bytes, even if the peer accepts larger frames.
 _LARGEST_SENT = 64 * 1024
 
 

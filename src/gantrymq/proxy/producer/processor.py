@@ -99,8 +99,7 @@ class ProducerProcessor:
                     raise ProxyError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
             encoded = [self._encoder.encode(message, call.peer) async for message in Slices(call, request.messages)]
             if any(message.kind == topic_types.PRIORITY for message in encoded):
-                # A batch cannot have a priority, because all its messages are in one queue, and the queue id is the
-                # priority.
+                # The queue id is the priority, and all messages of a batch are in one queue.
                 raise ProxyError(Code.BAD_REQUEST, "messages with a priority can't be sent together")
         await self._check_type(topic, encoded)
         first = encoded[0]

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.proxy.config import ProxyConfig
 
-#: Size of the table at which expired entries are first removed. After that, they are removed whenever the table has
-#: grown by half.
+#: Size of the table at which expired entries are removed, and again after each growth by half.
 _LOOK_AT = 1000
 
 

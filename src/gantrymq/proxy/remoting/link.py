@@ -2,8 +2,7 @@
 
 A broker identifies the members of a group, and the producers for transaction checks, by their connections. Each client
 therefore has its own connection to each broker. A broker sees the same as without a proxy, and its requests reach the
-right client. Apache's proxy instead uses one connection for all clients, and exchanges tables of members with other
-proxies.
+right client. Apache's proxies use one connection for all clients, and exchange tables of members.
 """
 
 from __future__ import annotations

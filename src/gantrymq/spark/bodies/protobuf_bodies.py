@@ -13,8 +13,7 @@
 | enum | string: the name, or the number of a value without a name |
 | string, bytes, bool, float, double | string, binary, boolean, float, double |
 
-A message, an `optional` field or a field of a oneof is null if it is not set. An unset field of another kind has its
-default.
+An unset message, `optional` field or field of a oneof is null. Any other unset field has its default.
 """
 
 from __future__ import annotations

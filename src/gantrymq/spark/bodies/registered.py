@@ -93,7 +93,7 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
         name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
         if (definition := definitions.pop(name, None)) is None:
             return schema
-        # An explicit namespace, because otherwise the surrounding one would apply.
+        # An explicit namespace, because otherwise the surrounding namespace would apply.
         return _with_definitions({"namespace": "", **definition}, namespace, definitions)
     if isinstance(schema, list):
         return [_with_definitions(branch, namespace, definitions) for branch in schema]

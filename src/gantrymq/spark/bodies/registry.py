@@ -37,14 +37,12 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Largest number of schemas that a process caches. A worker usually needs a few.
 MAX_CACHED = 1000
-#: The time for which an id counts as unknown, in seconds. The id may be registered later, so it is then requested
-#: again.
+#: The time for which an id counts as unknown, in seconds. The id may be registered later.
 UNKNOWN_FOR_S = 60.0
 #: The number of unknown ids that can be requested without a pause, and the pause after each further id, in seconds.
 FREE_MISSES = 100
 MISS_PAUSE_S = 0.1
-#: HTTP statuses after which a request is retried: too many requests, and a server or proxy that is starting or
-#: overloaded.
+#: HTTP statuses after which a request is retried: too many requests, or a server or proxy that is not ready.
 _PASSING = (429, 500, 502, 503, 504)
 
 
