@@ -68,10 +68,11 @@ class BrokerConfig(TlsConfig):
     """The configuration of one broker.
 
     Attributes:
-        broker_ip1: The address at which clients and other brokers reach this broker. broker_ip2: The address at which
-        slaves reach this broker for replication. None uses `broker_ip1`. listen_port: 0 selects any free port.
-        namesrv_addr: host:port of every NameServer. broker_config_path: The file of this configuration. Changes by
-        administrators are written to it.
+        broker_ip1: The address at which clients and other brokers reach this broker.
+        broker_ip2: The address at which slaves reach this broker for replication. None uses `broker_ip1`.
+        listen_port: 0 selects any free port.
+        namesrv_addr: host:port of every NameServer.
+        broker_config_path: The file of this configuration. Changes by administrators are written to it.
     """
 
     broker_name: str = field(default_factory=network.host_name)

@@ -21,9 +21,10 @@ def elect(
     id.
 
     Args:
-        candidates: Sets of broker ids. A later set is used only if no broker of the earlier sets can be elected. live:
-        Returns the data of an active broker, or None for others. old_master: Id of the current master. designated: Id
-        of the only broker that may be elected, if any.
+        candidates: Sets of broker ids. A later set is used only if no broker of the earlier sets can be elected.
+        live: Returns the data of an active broker, or None for others.
+        old_master: Id of the current master.
+        designated: Id of the only broker that may be elected, if any.
     """
     for some in candidates:
         alive = {broker_id: broker for broker_id in sorted(some) if (broker := live(broker_id)) is not None}

@@ -48,8 +48,8 @@ class Controller:
 
     Args:
         config: The configuration. None uses the defaults.
-        file_keys: All keys of the configuration file. Keys that the controller does not use stay in the file. store:
-        The state store. None creates the configured store.
+        file_keys: All keys of the configuration file. Keys that the controller does not use stay in the file.
+        store: The state store. None creates the configured store.
 
     Attributes:
         address: HOST:PORT for clients on this machine.

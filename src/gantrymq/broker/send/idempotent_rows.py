@@ -40,9 +40,10 @@ class Rows(NamedTuple):
         last: Id of the last row.
         chain: Checksum up to the last row.
         total: Number of rows.
-        new: The rows that the queue does not have yet. None if the queue has all rows. last_row: The writer's last row
-        in the queue after `new` is stored. first_offset: Queue offset of the first row. -1 if a row is new or the
-        offset is unknown. queues: As in `Written`.
+        new: The rows that the queue does not have yet. None if the queue has all rows.
+        last_row: The writer's last row in the queue after `new` is stored.
+        first_offset: Queue offset of the first row. -1 if a row is new or the offset is unknown.
+        queues: As in `Written`.
     """
 
     key: str

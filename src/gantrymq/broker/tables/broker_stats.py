@@ -26,7 +26,8 @@ class BrokerStats:
 
     Attributes:
         reads: Number of reads that returned messages.
-        misses: Number of reads that returned no message. longest_read_ms: Duration of the slowest read, in ms.
+        misses: Number of reads that returned no message.
+        longest_read_ms: Duration of the slowest read, in ms.
         dead_letters: (topic, group) -> dead-letter messages since the start.
         transactions: Half messages by topic.
         topic_creation: Durations of the requests that create or change topics.
