@@ -278,10 +278,11 @@ async def shoot(page: Page, path: Path) -> None:
         """(paths) => {
             const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
             while (texts.nextNode()) {
-                for (const path of paths) texts.currentNode.data = texts.currentNode.data.replaceAll(path, "/srv/shop");
+                const text = paths.reduce((one, path) => one.replaceAll(path, "/srv/shop"), texts.currentNode.data);
+                texts.currentNode.data = text.replace(/\\/tmp\\/tmp\\w+/g, "/srv/shop");
             }
         }""",
-        [str(ROOT), sys.base_prefix, tempfile.gettempdir()],
+        [str(ROOT), sys.base_prefix],
     )
     shot = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
     shot.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)

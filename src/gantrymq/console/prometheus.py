@@ -37,6 +37,10 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
+#: Made at the import: if several threads decode a type for the first time at once, msgspec can crash the process.
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+
 async def points(url: str, clusters: Sequence[str], names: Sequence[str], begin_s: float, end_s: float) -> Points:
     """Returns series with the names of the history from `begin_s` to `end_s`. A series without a metric is empty.
 
@@ -90,7 +94,7 @@ def _values(url: str, arguments: dict[str, str]) -> dict[int, float]:
     request = Request(f"{url.rstrip('/')}/api/v1/query_range?{urlencode(arguments)}")
     try:
         with urlopen(request, timeout=TIMEOUT_S) as response:
-            answer = msgspec.json.decode(response.read(_MAX_BYTES), type=_Answer)
+            answer = _ANSWERS.decode(response.read(_MAX_BYTES))
         if answer.status != "success":
             raise GantryError(f"Prometheus at {url}: {answer.error}")
         return {int(time): float(value) for series in answer.data.result for time, value in series.values}
