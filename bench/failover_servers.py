@@ -216,7 +216,7 @@ class Servers:
             }
         if name in self.controllers:
             return port | self._controller_properties(name)
-        return port | {
+        properties = {
             "brokerName": NAME,
             "brokerIP1": self._hosts[name],
             "haListenPort": str(self._ports[name][1]),
@@ -232,7 +232,8 @@ class Servers:
             "transactionCheckInterval": "1000",
             # A round writes about 10 MB.
             "mappedFileSizeCommitLog": str(64 << 20),
-        } | self._broker
+        }
+        return port | properties | self._broker
 
     def _clock_file(self, name: str) -> Path:
         return self.directory / f"clock-{name}"

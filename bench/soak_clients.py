@@ -88,9 +88,7 @@ def acknowledged(path: Path) -> dict[int, int]:
     return counts
 
 
-async def produce(
-    args: argparse.Namespace, number: int, until: float, sent: dict[int, int], records: Records
-) -> None:
+async def produce(args: argparse.Namespace, number: int, until: float, sent: dict[int, int], records: Records) -> None:
     """Runs one producer with its own keys. The messages of a key are sent in order, those of a batch at once."""
     keys = [key for key in range(KEYS) if key % PRODUCERS == number]
     pause_s = args.batch * PRODUCERS / args.rate
@@ -205,9 +203,7 @@ async def load(args: argparse.Namespace, records: Records, done: asyncio.Event) 
     """Sends for the configured time, or until it is stopped."""
     until = time.monotonic() + 60 * args.minutes
     sent = acknowledged(args.records)
-    sending = asyncio.gather(
-        *(produce(args, n, until, sent, records) for n in range(PRODUCERS))
-    )
+    sending = asyncio.gather(*(produce(args, n, until, sent, records) for n in range(PRODUCERS)))
     stopping = asyncio.create_task(done.wait())
     await asyncio.wait([sending, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
