@@ -95,9 +95,9 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness: no violation was found in 19 faults of 19 kinds. Each row is one fault. The machine ran a full load of other programs at a higher "
-        "priority, so the longest times without service are upper limits. [Failover](#failover) has the times of "
-        "an otherwise idle machine.",
+        "A check of correctness: no violation was found in 19 faults of 19 kinds. The machine ran a full load of "
+        "other programs at a higher priority, so the times without service are upper limits. [Failover](#failover) "
+        "has the times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
     Section(
