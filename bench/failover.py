@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from failover_check import Stored, again, judge
-from failover_faults import FAULTS, OF_ETCD, Hit, slaves
+from failover_faults import CLIENTS, FAULTS, OF_ETCD, OF_FAULT_RUNS, Hit, slaves
 from failover_load import PRODUCERS, QUEUES, TOPIC, Acknowledged, History
 from failover_reading import Events, log_of, messages_of, read_all
 from failover_servers import BROKERS, CONTROLLERS, HEARTBEAT_TIMEOUT_MS, NAME, Servers
-from failover_workloads import CONSUMERS, DELAYS, TRANSACTIONS
+from failover_workloads import CONSUMERS, DELAYS, TRANSACTIONS, is_rolled_back
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
@@ -51,6 +51,8 @@ PATIENCE_S = 60.0
 LOOK_S = 0.05
 #: Faults of a run without `--faults`.
 MASTER_FAULTS = ("killed", "stopped", "cut off")
+#: The faults of servers that run here. bench/faults.py has the others, too.
+HERE = tuple(name for name in FAULTS if name not in OF_FAULT_RUNS)
 #: Guaranteed recovery times with our controller, in seconds.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
@@ -110,6 +112,10 @@ class Run:
         self.rounds: list[Round] = []
         self.stored: list[Stored] = []
 
+    def report(self, text: str) -> None:
+        """Prints a line of progress."""
+        print(text, flush=True)
+
     async def __aenter__(self) -> Run:
         """Waits until all brokers are in sync and every producer sends."""
         async with self._stack:
@@ -150,7 +156,7 @@ class Run:
         servers = self._servers
         with (servers.directory / f"{program.stem}.log").open("wb") as log:
             command = [sys.executable, str(program), servers.names, str(servers.directory / records), *options]
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, start_new_session=True)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
@@ -191,10 +197,9 @@ class Run:
         unserved = dict(self._unserved)
         self.rounds.append(Round(name, hit.label, max(self._silent), in_sync_s, unserved, began_ms))
         told = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in unserved.items())
-        print(
+        self.report(
             f"{len(self.rounds):3}: {what:40} without service, s: producers {max(self._silent):.2f}, {told}; all in "
-            f"sync after {in_sync_s:.2f} s; {len(self.acknowledged):,} acknowledged",
-            flush=True,
+            f"sync after {in_sync_s:.2f} s; {len(self.acknowledged):,} acknowledged"
         )
 
     async def _victim(self, role: str, number: int) -> str:
@@ -202,7 +207,7 @@ class Run:
             if number == 0:
                 self._chance.shuffle(self._members)
             return self._members[number]
-        if role == "namesrv":
+        if role in ("namesrv", "proxy", *CLIENTS):
             return role
         if role == "controller":
             return await self.until(self.leader, "a controller leads")
@@ -332,7 +337,9 @@ class Run:
             for times in places.values():
                 for at_ms in sorted(times)[1:]:
                     self._count_again(word, at_ms)
-            print(f"{len(kept):,} {word}, {sum(len(times) - 1 for times in places.values())} of them stored again")
+            self.report(f"{len(kept):,} {word}, {sum(map(len, places.values())) - len(places)} of them stored again")
+            if word == "transactions" and (undone := sorted(filter(is_rolled_back, places))):
+                problems.append(f"invented: {len(undone)} transactions were rolled back, for example {undone[:3]}")
         for one in self.rounds:
             if FAULTS[one.fault].is_orderly and (one.transactions_again or one.delays_again):
                 problems.append(
@@ -360,7 +367,7 @@ class Run:
                 problems.append(f"the logs of the brokers {BROKERS[0]} and {name} are not the same")
         problems += [f"broker {name}'s log has a traceback" for name in BROKERS if "Traceback" in servers.log(name)]
         cut = [int(count) for name in BROKERS for count in _CUT.findall(servers.log(name))]
-        print(
+        self.report(
             f"{len(self.acknowledged):,} acknowledged, {again(self.stored):,} stored more than once; former masters "
             f"cut {sum(cut):,} bytes off their logs in {len(cut)} of {len(self.rounds)} rounds"
         )
@@ -418,7 +425,7 @@ def main() -> int:
         "--controller", choices=CONTROLLERS, nargs="+", default=["sqlite"], help="one after the other (sqlite)"
     )
     parser.add_argument(
-        "--faults", choices=[*FAULTS, "all"], nargs="+", default=MASTER_FAULTS, help="which (%(default)s)"
+        "--faults", choices=[*HERE, "all"], nargs="+", default=MASTER_FAULTS, help="which (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
     parser.add_argument("--other-version", type=Path, help="src of another version, which one of the brokers runs")
@@ -426,7 +433,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
     args = parser.parse_args()
     if "all" in args.faults:
-        args.faults = list(FAULTS)
+        args.faults = list(HERE)
     print(f"seed {args.seed}; signs of life are missed for {HEARTBEAT_TIMEOUT_MS} ms", flush=True)
     rounds: dict[str, list[Round]] = {}
     problems: list[str] = []

@@ -5,22 +5,35 @@
 | killed, ended, stopped | SIGKILL; SIGTERM; SIGSTOP and later SIGCONT |
 | cut off | no bytes pass between this server and all others, including clients |
 | cut, half-open | no bytes pass over one link, in both directions or in one |
+| slow, lossy | bytes pass late, all or some of them; see failover_links.py |
+| no file may grow | each write beyond 1,000 bytes of a file fails with EFBIG |
+| clock ahead, behind | the clock of the server is wrong by CLOCK_S |
 | handed over | `electMaster` names another broker of the sync-state set |
 """
 
 from __future__ import annotations
 
 import random
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from failover_links import ANYBODY
 from failover_servers import BROKERS, Servers
 
 #: Shortest and longest absence of a server after sends continue, or of a link, in seconds.
 AWAY_S = (0.0, 3.0)
 #: The same for long faults: every lease and heartbeat expires in this time.
 LONG_S = (16.0, 22.0)
+#: The same for faults that leave the server in service.
+SOME_S = (3.0, 10.0)
+#: Largest file of a server that may not write, in bytes.
+FILE_LIMIT = 1000
+#: Error of a wrong clock, in seconds.
+CLOCK_S = 60
+#: Clients of bench/faults.py that faults hit.
+CLIENTS = ("load", "concurrent", "orderly", "pop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,42 @@ def _heal_link(servers: Servers, names: tuple[str, ...]) -> None:
     servers.links.heal_link(*names)
 
 
+def _slow(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.links.slow_link(*(*names, ANYBODY)[:2])
+
+
+def _lossy(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.links.lossy_link(*(*names, ANYBODY)[:2])
+
+
+def _limit_files(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    for name in names:
+        _, hard = resource.prlimit(servers.processes[name].pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(servers.processes[name].pid, resource.RLIMIT_FSIZE, (FILE_LIMIT, hard))
+
+
+def _unlimit_files(servers: Servers, names: tuple[str, ...]) -> None:
+    for name in names:
+        # A broker can have ended after the errors.
+        if servers.is_running(name):
+            _, hard = resource.prlimit(servers.processes[name].pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(servers.processes[name].pid, resource.RLIMIT_FSIZE, (hard, hard))
+        else:
+            servers.start(name)
+
+
+def _set_clock_ahead(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.set_clock(names[0], CLOCK_S)
+
+
+def _set_clock_behind(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.set_clock(names[0], -CLOCK_S)
+
+
+def _correct_clock(servers: Servers, names: tuple[str, ...]) -> None:
+    servers.set_clock(names[0], 0)
+
+
 def _kill_members(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
     for name in names:
         servers.etcd[int(name.removeprefix("etcd"))].kill()
@@ -137,8 +186,28 @@ FAULTS = {
     "link to NameServer half-open": Fault(("master", "namesrv"), _half_open, _heal_link, LONG_S),
     "member killed": Fault(("etcd",), _kill_members, _start_members),
     "two members killed": Fault(("etcd", "etcd"), _kill_members, _start_members, LONG_S),
+    # These are faults of bench/faults.py only.
+    "slow": Fault(("master",), _slow, _heal, SOME_S),
+    "lossy": Fault(("master",), _lossy, _heal, SOME_S),
+    "link to slave slow": Fault(("master", "slave"), _slow, _heal_link, SOME_S),
+    "link to slave lossy": Fault(("master", "slave"), _lossy, _heal_link, SOME_S),
+    "no file may grow": Fault(("master",), _limit_files, _unlimit_files, SOME_S),
+    "slave's files may not grow": Fault(("slave",), _limit_files, _unlimit_files, SOME_S),
+    "clock ahead": Fault(("master",), _set_clock_ahead, _correct_clock, SOME_S),
+    "clock behind": Fault(("master",), _set_clock_behind, _correct_clock, SOME_S),
+    "NameServer killed": Fault(("namesrv",), _kill, _start),
+    "NameServer ended": Fault(("namesrv",), _terminate, _start),
+    "NameServer stopped": Fault(("namesrv",), _stop, _continue),
+    "proxy killed": Fault(("proxy",), _kill, _start),
+    "proxy ended": Fault(("proxy",), _terminate, _start),
+    "proxy stopped": Fault(("proxy",), _stop, _continue),
+    **{f"{client} killed": Fault((client,), _kill, _start) for client in CLIENTS},
+    **{f"{client} stopped": Fault((client,), _stop, _continue) for client in CLIENTS},
 }
 
+#: Faults that only bench/faults.py has, and those of them that need libfaketime.
+OF_FAULT_RUNS = tuple(FAULTS)[list(FAULTS).index("slow") :]
+OF_CLOCKS = ("clock ahead", "clock behind")
 #: Faults that need several controllers with their state in etcd.
 OF_ETCD = tuple(name for name, fault in FAULTS.items() if "etcd" in fault.whom)
 

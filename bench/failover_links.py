@@ -5,7 +5,8 @@ proxy listens. The proxy finds the process of each connection by its socket (soc
 connections that a server opened itself.
 
 Across a cut, no bytes pass, and no connection is closed. Bytes in transit arrive when the link is restored, like
-packets that are lost and sent again. Linux only: there, all of 127.0.0.0/8 is this machine.
+packets that are lost and sent again. A slow link delays all bytes, and a lossy one delays some of them by the timeouts
+of retransmissions. Linux only: there, all of 127.0.0.0/8 is this machine.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import socket
 import struct
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -26,6 +29,11 @@ import uvloop
 
 #: Number of buffered bytes for one side from which on the proxy stops reading from the other side.
 MOST_WAITING = 1 << 20
+#: Delay of a slow link in each direction, in seconds.
+SLOW_S = 0.1
+#: A lossy link loses this share of the packets. TCP sends a packet again after this time, in seconds, and doubles the
+#: time after each loss.
+LOSS, RETRANSMISSION_S = 0.05, 0.2
 #: In a cut: every server and client.
 ANYBODY = "*"
 #: NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY; any state, any cookie.
@@ -71,18 +79,35 @@ class Pair:
 
 @dataclass(eq=False)
 class Network:
-    """The current cuts, as (source, target) of the blocked bytes, and the servers' processes."""
+    """The current cuts, as (source, target) of the blocked bytes, slow and lossy links, and the servers' processes."""
 
     pids: dict[str, int] = field(default_factory=dict)
     cuts: set[tuple[str, str]] = field(default_factory=set)
+    slow: set[tuple[str, str]] = field(default_factory=set)
+    lossy: set[tuple[str, str]] = field(default_factory=set)
     connections: set[End] = field(default_factory=set)
 
+    @property
+    def links(self) -> set[tuple[str, str]]:
+        """The links with a fault."""
+        return self.cuts | self.slow | self.lossy
+
     def is_cut(self, source: str, target: str) -> bool:
-        return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in self.cuts)
+        return _has(self.cuts, source, target)
+
+    def delay_s(self, source: str, target: str) -> float:
+        """Returns the delay of a packet that arrives now."""
+        delay_s = SLOW_S if _has(self.slow, source, target) else 0.0
+        if _has(self.lossy, source, target):
+            timeout_s = RETRANSMISSION_S
+            while random.random() < LOSS:
+                delay_s += timeout_s
+                timeout_s *= 2
+        return delay_s
 
     def identify(self, ends: list[Incoming]) -> None:
-        """Finds the connections that the servers of a cut have opened. Without a cut, it does nothing."""
-        for name in {name for cut in self.cuts for name in cut} & self.pids.keys():
+        """Finds the connections that the servers of a link with a fault have opened. Without one, it does nothing."""
+        for name in {name for link in self.links for name in link} & self.pids.keys():
             sockets = sockets_of(self.pids[name])
             for end in ends:
                 if not end.pair.caller and f"socket:[{inode_of(end.caller, end.called)}]" in sockets:
@@ -92,6 +117,10 @@ class Network:
         self.identify([end for end in self.connections if isinstance(end, Incoming)])
         for end in list(self.connections):
             end.look()
+
+
+def _has(links: set[tuple[str, str]], source: str, target: str) -> bool:
+    return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in links)
 
 
 class End(asyncio.Protocol):
@@ -107,10 +136,17 @@ class End(asyncio.Protocol):
         self._is_read = True
         #: Bytes that arrived before the other side was connected. uvloop reads at least once.
         self.early = b""
+        #: Delayed bytes, each with the time of its arrival. None: the end of the connection.
+        self._late: deque[tuple[float, bytes | None]] = deque()
 
     @property
     def is_cut(self) -> bool:
-        return self.network.is_cut(self.pair.called, self.pair.caller)
+        return self.network.is_cut(*self.direction)
+
+    @property
+    def direction(self) -> tuple[str, str]:
+        """Source and target of the bytes that this side reads."""
+        return self.pair.called, self.pair.caller
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -122,14 +158,42 @@ class End(asyncio.Protocol):
         if self.other is None:
             self.early += data
         else:
+            self._pass_on(data)
+
+    def _pass_on(self, data: bytes | None) -> None:
+        """Delivers bytes, or the end of the connection, to the other side: now, or after the delay of the link."""
+        loop = asyncio.get_running_loop()
+        delay_s = self.network.delay_s(*self.direction) if self.network.links else 0.0
+        if not self._late and not delay_s:
+            self._deliver(data)
+            return
+        # Bytes do not overtake earlier ones.
+        arrives = max(loop.time() + delay_s, self._late[-1][0] if self._late else 0.0)
+        self._late.append((arrives, data))
+        if len(self._late) == 1:
+            loop.call_at(arrives, self._deliver_late)
+
+    def _deliver(self, data: bytes | None) -> None:
+        if self.other is None or self.other.transport.is_closing():
+            return
+        if data is None:
+            self.other.transport.close()
+        else:
             self.other.transport.write(data)
+
+    def _deliver_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._late and self._late[0][0] <= loop.time():
+            self._deliver(self._late.popleft()[1])
+        if self._late:
+            loop.call_at(self._late[0][0], self._deliver_late)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.network.connections.discard(self)
         if self.other is not None and not self.other.transport.is_closing():
             # A close delivers earlier bytes; a reset does not.
             if error is None:
-                self.other.transport.close()
+                self._pass_on(None)
             else:
                 self.other.transport.abort()
 
@@ -164,18 +228,18 @@ class Incoming(End):
         self._calling: asyncio.Task[None] | None = None
 
     @property
-    def is_cut(self) -> bool:
-        return self.network.is_cut(self.pair.caller, self.pair.called)
+    def direction(self) -> tuple[str, str]:
+        return self.pair.caller, self.pair.called
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.caller, self.called = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if self.network.cuts:
+        if self.network.links:
             self.network.identify([self])
         super().connection_made(transport)
 
     def look(self) -> None:
         # A handshake needs both directions.
-        is_open = not self.is_cut and not super().is_cut
+        is_open = not self.is_cut and not self.network.is_cut(*reversed(self.direction))
         if self.other is None and self._calling is None and is_open:
             self._calling = asyncio.get_running_loop().create_task(self._call())
         super().look()
@@ -200,6 +264,7 @@ class Incoming(End):
 async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
     """Listens at each server's addresses, and executes the commands from standard input until it closes."""
     network = Network()
+    kinds = {"cut": network.cuts, "slow": network.slow, "lossy": network.lossy}
     loop = asyncio.get_running_loop()
     for name, addresses in servers.items():
         for host, port in addresses:
@@ -215,10 +280,11 @@ async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
         command, first, second = line.decode().split()
         if command == "process":
             network.pids[first] = int(second)
-        elif command == "cut":
-            network.cuts.add((first, second))
+        elif command == "heal":
+            for links in kinds.values():
+                links.discard((first, second))
         else:
-            network.cuts.discard((first, second))
+            kinds[command].add((first, second))
         network.changed()
         print("done", flush=True)
 
@@ -228,7 +294,11 @@ class Links:
 
     def __init__(self, servers: dict[str, list[tuple[str, int]]]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(servers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, json.dumps(servers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._expect("ready")
 
@@ -248,6 +318,14 @@ class Links:
         self._command(f"cut {source} {target}")
         if not half_open:
             self._command(f"cut {target} {source}")
+
+    def slow_link(self, source: str, target: str) -> None:
+        self._command(f"slow {source} {target}")
+        self._command(f"slow {target} {source}")
+
+    def lossy_link(self, source: str, target: str) -> None:
+        self._command(f"lossy {source} {target}")
+        self._command(f"lossy {target} {source}")
 
     def heal_link(self, source: str, target: str) -> None:
         self._command(f"heal {source} {target}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from failover_links import Links
 
-from gantrymq.config import format_properties
+from gantrymq.config import format_properties, replace_file
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
 
 _ROOT = Path(__file__).parent.parent
@@ -57,7 +57,13 @@ def running_from(source: Path | None) -> Iterator[None]:
         yield
         return
     # The native code is of this version.
-    changed = {"PYTHONPATH": str(source), "GANTRYMQ_NATIVE": "0"}
+    with environment({"PYTHONPATH": str(source), "GANTRYMQ_NATIVE": "0"}):
+        yield
+
+
+@contextmanager
+def environment(changed: dict[str, str]) -> Iterator[None]:
+    """Gives variables to processes that start in this context."""
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
@@ -75,18 +81,29 @@ class Servers:
 
     `kind` is one of CONTROLLERS. `broker` are further configuration keys of all brokers.
 
-    `other_version` is a directory with another version of the package, for broker b.
+    `other_version` is a directory with another version of the package, for broker b. `clocks` is the path of
+    libfaketime: with it, the clocks of brokers can be wrong.
     """
 
     def __init__(
-        self, directory: Path, kind: str, broker: dict[str, str] | None = None, *, other_version: Path | None = None
+        self,
+        directory: Path,
+        kind: str,
+        broker: dict[str, str] | None = None,
+        *,
+        other_version: Path | None = None,
+        proxy: bool = False,
+        clocks: Path | None = None,
     ) -> None:
         self.directory = directory
         self._kind = kind
         self._broker = broker or {}
         self._other_version = other_version
+        self._clocks = clocks
         self._stack = ExitStack()
         names = ["namesrv", *(f"controller{n}" for n in range(3 if kind == "etcd" else 1)), *BROKERS]
+        if proxy:
+            names.append("proxy")
         ports = free_ports(2 * len(names))
         #: Port of each server, and port for its slaves.
         self._ports = {name: (port, ports[-1 - n]) for n, (name, port) in enumerate(zip(names, ports, strict=False))}
@@ -120,6 +137,8 @@ class Servers:
                 self.start(name)
         for name in BROKERS:
             self.start(name)
+        if "proxy" in self._hosts:
+            self.start("proxy")
 
     def address(self, name: str) -> str:
         """Returns the public host:port of a server."""
@@ -146,13 +165,17 @@ class Servers:
     def start(self, name: str) -> None:
         """Starts a server with its existing files."""
         command = "broker" if name in BROKERS else name.rstrip("0123456789")
-        properties = {"bindAddress": HOST, "listenPort": str(self._ports[name][0])} | self._properties(name)
-        with running_from(self._other_version if name == BROKERS[1] else None):
+        properties = {"bindAddress": HOST} | self._properties(name)
+        with running_from(self._other_version if name == BROKERS[1] else None), environment(self._clock(name)):
             server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
         self._stack.callback(server.stop)
         # The proxy needs the process before its first connection.
         self.links.process(name, server.pid)
         server.wait_until_ready(time.monotonic() + START_TIMEOUT_S)
+
+    def set_clock(self, name: str, error_s: int) -> None:
+        """Makes the clock of a broker wrong."""
+        replace_file(self._clock_file(name), f"{error_s:+}\n".encode())
 
     def kill(self, name: str) -> None:
         self.send_signal(name, signal.SIGKILL)
@@ -181,11 +204,19 @@ class Servers:
     # -- configurations -----------------------------------------------------------------------------------------
 
     def _properties(self, name: str) -> dict[str, str]:
+        port = {"listenPort": str(self._ports[name][0])}
         if name == "namesrv":
-            return {"kvConfigPath": str(self.directory / "kvConfig.json")}
+            return port | {"kvConfigPath": str(self.directory / "kvConfig.json")}
+        if name == "proxy":
+            return {
+                "namesrvAddr": self.names,
+                "remotingListenPort": str(self._ports[name][0]),
+                "grpcServerPort": str(self._ports[name][1]),
+                "remotingAccessAddr": self._hosts[name],
+            }
         if name in self.controllers:
-            return self._controller_properties(name)
-        return {
+            return port | self._controller_properties(name)
+        properties = {
             "brokerName": NAME,
             "brokerIP1": self._hosts[name],
             "haListenPort": str(self._ports[name][1]),
@@ -201,7 +232,22 @@ class Servers:
             "transactionCheckInterval": "1000",
             # A round writes about 10 MB.
             "mappedFileSizeCommitLog": str(64 << 20),
-        } | self._broker
+        }
+        return port | properties | self._broker
+
+    def _clock_file(self, name: str) -> Path:
+        return self.directory / f"clock-{name}"
+
+    def _clock(self, name: str) -> dict[str, str]:
+        if self._clocks is None or name not in BROKERS:
+            return {}
+        self.set_clock(name, 0)
+        return {
+            "LD_PRELOAD": str(self._clocks),
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file(name)),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
     def _controller_properties(self, name: str) -> dict[str, str]:
         peers = ";".join(f"n{n}-{self.address(each)}" for n, each in enumerate(self.controllers))

@@ -52,14 +52,23 @@ class Records:
         self._file.write(f"{word} {number} {time.monotonic():.6f}\n")
 
 
-class Committing:
-    """Commits every transaction, also when a broker checks it."""
+def is_rolled_back(number: int) -> bool:
+    """Returns true for the transactions that must not appear: every fifth one."""
+    return number % 5 == 4
+
+
+class Decisions:
+    """Commits or rolls back by the number of a transaction, also when a broker checks it."""
 
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
-        return LocalTransactionState.COMMIT_MESSAGE
+        return self._state(message)
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.COMMIT_MESSAGE
+        return self._state(message)
+
+    def _state(self, message: Message) -> LocalTransactionState:
+        is_undone = is_rolled_back(int(message.body))
+        return LocalTransactionState.ROLLBACK_MESSAGE if is_undone else LocalTransactionState.COMMIT_MESSAGE
 
 
 async def push(names: str, records: Records) -> None:
@@ -103,13 +112,13 @@ async def lite(names: str, records: Records) -> None:
                 records.add("lite", count)
 
 
-async def paced(what: str, send: Callable[[int], Awaitable[SendStatus]], records: Records, done: asyncio.Event) -> None:
-    """Calls `send` with 0, 1, 2 and so on until `done`. Records the numbers with SEND_OK."""
+async def paced(what: str, send: Callable[[int], Awaitable[bool]], records: Records, done: asyncio.Event) -> None:
+    """Calls `send` with 0, 1, 2 and so on until `done`. Records the numbers for which it returned true."""
     number, pending = 0, set[asyncio.Task[None]]()
 
     async def one(number: int) -> None:
         try:
-            if await send(number) is SendStatus.SEND_OK:
+            if await send(number):
                 records.add(what, number)
         except GantryError as e:
             print(f"{what} {number}: {type(e).__name__} {e}", file=sys.stderr)
@@ -126,11 +135,11 @@ async def paced(what: str, send: Callable[[int], Awaitable[SendStatus]], records
 
 
 async def transactions(names: str, records: Records, done: asyncio.Event) -> None:
-    async with TransactionProducer(names, "failover-transactions", Committing(), retry_times=0) as producer:
+    async with TransactionProducer(names, "failover-transactions", Decisions(), retry_times=0) as producer:
 
-        async def send(number: int) -> SendStatus:
+        async def send(number: int) -> bool:
             sent = await producer.send_in_transaction(Message(TRANSACTIONS, b"%d" % number))
-            return sent.result.status
+            return sent.result.status is SendStatus.SEND_OK and not is_rolled_back(number)
 
         await paced("transactions", send, records, done)
 
@@ -138,10 +147,10 @@ async def transactions(names: str, records: Records, done: asyncio.Event) -> Non
 async def delays(names: str, records: Records, done: asyncio.Event) -> None:
     async with Producer(names, "failover-delays", retry_times=0) as producer:
 
-        async def send(number: int) -> SendStatus:
+        async def send(number: int) -> bool:
             body = b"%d" % number
             message = Message(DELAYS, body, delay_level=LEVEL) if number % 2 else Message(DELAYS, body, delay=TIMER_S)
-            return (await producer.send(message)).status
+            return (await producer.send(message)).status is SendStatus.SEND_OK
 
         await paced("delays", send, records, done)
 

@@ -1,210 +1,250 @@
-"""Faults: a soak whose servers and clients are killed, stopped and started again at random; see README.md.
+"""Faults: real processes with random faults, clients of every kind, and one check of what they saw; see README.md.
 
-Acknowledged messages must reach every group, the orderly group must never skip a message of a key, and the store
-must be intact at the end. Otherwise, the exit status is 1. `--seed` repeats the order of the faults, but not their
-exact times.
+The cluster of bench/failover.py and the groups of bench/soak.py run together: three brokers with controllers, a
+NameServer, a proxy and the clients. Faults hit processes, links, files, clocks and clients until the time is over.
+`--seed` repeats the order of the faults, but not their exact times.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from soak import GROUPS, Client, Received, Sent, send_first
+from failover import Run, table
+from failover_faults import CLIENTS, FAULTS, OF_CLOCKS, OF_ETCD
+from failover_load import QUEUES
+from failover_servers import BROKERS, Servers
+from soak import GROUPS, Client, Received, RecordFile, Sent, send_first
+from soak_clients import TOPIC
 
-from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
+from gantrymq.errors import GantryError
 
-#: Shortest and longest time from the end of a fault to the next one, in seconds.
-PAUSE_S = (1.0, 10.0)
-#: Shortest and longest absence or stop of a process, in seconds.
-AWAY_S = (0.0, 12.0)
 #: Longest time until a group has received everything after the last fault, in seconds. Locks, pops and routes expire
 #: earlier.
 CATCH_UP_S = 180.0
-#: Interval of the checks of received messages, in seconds.
-LOOK_S = 0.5
 #: Timeout of `gantry store verify`, in seconds.
 VERIFY_S = 600.0
+#: Share of `--rate` that the producers with batches send, and the messages of one batch.
+BATCHED_SHARE, BATCH = 0.5, 4
+#: Size of a file of the log. Small, so that brokers create files while they must not grow.
+LOG_FILE_BYTES = 1 << 20
+FAKETIME = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
 
 
-class Server:
-    """A server that can be restarted at the same address with its files."""
+class FaultServers(Servers):
+    """The servers, with a proxy, and the clients of a soak, which faults hit as well."""
 
-    def __init__(self, command: str, directory: Path, properties: dict[str, str]) -> None:
-        self._command = command
-        self._directory = directory
-        self._properties = properties | {"bindAddress": HOST, "listenPort": "0"}
-        self.start()
-        self._properties["listenPort"] = self.address.rpartition(":")[2]
+    def __init__(self, directory: Path, kind: str, rate: float, minutes: float, clocks: Path | None) -> None:
+        files = {"mappedFileSizeCommitLog": str(LOG_FILE_BYTES)}
+        super().__init__(directory, kind, files, proxy=True, clocks=clocks)
+        #: The load runs longer than the faults. `FaultRun.finish` ends it.
+        self._load = (f"--rate={rate}", f"--batch={BATCH}", f"--minutes={2 * minutes + 60}")
+        self.clients: dict[str, Client] = {}
 
-    @property
-    def address(self) -> str:
-        return self._process.address
-
-    @property
-    def log(self) -> str:
-        return self._process.log_path.read_text(errors="replace")
-
-    def start(self) -> None:
-        self._process = ServerProcess(self._command, self._command, self._directory, self._properties, ())
-        self._process.wait_until_ready(time.monotonic() + START_TIMEOUT_S)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-        self._process.stop()
-
-    def stop(self) -> None:
-        self._process.stop()
-
-
-class FaultRun:
-    """One cluster, its clients, and their faults."""
-
-    def __init__(self, directory: Path, minutes: float, rate: float, seed: int) -> None:
-        self._directory = directory
-        self._rate = rate
-        self._chance = random.Random(seed)
-        self._ends = time.monotonic() + 60 * minutes
-        self._sent = Sent()
-        self._received = {kind: Received() for kind in GROUPS}
-        self.faults: Counter[str] = Counter()
-        self._name_server = Server("namesrv", directory, {"kvConfigPath": str(directory / "kvConfig.json")})
-        self._store = directory / "store"
-        self._broker = Server(
-            "broker",
-            directory,
-            {
-                "brokerIP1": HOST,
-                "namesrvAddr": self._name_server.address,
-                "storePathRootDir": str(self._store),
-                "storePathCommitLog": str(self._store / "commitlog"),
-            },
-        )
-        asyncio.run(send_first(self._name_server.address))
-        self._clients = {kind: self._client(kind) for kind in ("load", *GROUPS)}
-
-    def run(self) -> list[str]:
-        """Runs the faults. Returns the problems."""
-        while time.monotonic() < self._ends:
-            self._look_for(self._chance.uniform(*PAUSE_S))
-            self._one_fault()
-        self._clients["load"].stop()
-        caught_up_by = time.monotonic() + CATCH_UP_S
-        self._look()
-        while time.monotonic() < caught_up_by and any(one.missing(self._sent) for one in self._received.values()):
-            self._look_for(LOOK_S)
-        return self._judge()
-
-    def end(self) -> None:
-        for client in self._clients.values():
+    def __exit__(self, *exc: object) -> None:
+        for client in self.clients.values():
             client.kill()
-        self._broker.stop()
-        self._name_server.stop()
+        for process in self.processes.values():
+            # After Ctrl-C, a server can still be stopped by its fault.
+            if process.is_running:
+                os.kill(process.pid, signal.SIGCONT)
+        super().__exit__(*exc)
 
-    def _client(self, kind: str) -> Client:
-        options = ["--at-once"]
-        if kind == "load":
-            left_s = self._ends - time.monotonic() + PAUSE_S[1] + AWAY_S[1]
-            options += [f"--rate={self._rate}", f"--minutes={left_s / 60}"]
-        return Client(kind, self._name_server.address, self._directory, *options)
-
-    def _one_fault(self) -> None:
-        away_s = self._chance.uniform(*AWAY_S)
-        whom = self._chance.choice(("broker", "broker", "namesrv", *self._clients))
-        how = self._chance.choice(("killed", "stopped", "ended"))
-        self.faults[f"{whom} {how}"] += 1
-        self._disturb(whom, how, away_s)
-        count = sum(self.faults.values())
-        if count % 10 == 0:
-            received = ", ".join(f"{kind} {one.total:,}" for kind, one in self._received.items())
-            left_s = max(0.0, self._ends - time.monotonic())
-            print(f"{left_s:5.0f} s left: {count} faults; sent {self._sent.total:,}; received {received}", flush=True)
-
-    def _disturb(self, whom: str, how: str, away_s: float) -> None:
-        servers = {"broker": self._broker, "namesrv": self._name_server}
-        victim = servers[whom] if whom in servers else self._clients[whom]
-        if how == "stopped":
-            victim.send_signal(signal.SIGSTOP)
-            self._look_for(away_s)
-            victim.send_signal(signal.SIGCONT)
+    def start(self, name: str) -> None:
+        if name not in CLIENTS:
+            super().start(name)
             return
-        if how == "killed":
-            victim.kill()
-        else:
-            victim.stop()
-        self._look_for(away_s)
-        if isinstance(victim, Server):
-            victim.start()
-        else:
-            self._clients[whom] = self._client(whom)
-            self._clients[whom].records = victim.records
+        # One of the groups uses the proxy.
+        names = self.address("proxy") if name == "concurrent" else self.names
+        options = self._load if name == "load" else ()
+        self.clients[name] = Client(name, names, self.directory, "--at-once", *options)
 
-    def _look_for(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            time.sleep(min(LOOK_S, left_s))
-            self._look()
+    def kill(self, name: str) -> None:
+        if name in CLIENTS:
+            self.clients[name].kill()
+        else:
+            super().kill(name)
+
+    def is_running(self, name: str) -> bool:
+        return self.clients[name].is_running if name in CLIENTS else super().is_running(name)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        if name in CLIENTS:
+            self.clients[name].send_signal(number)
+        else:
+            super().send_signal(name, number)
+
+
+class FaultRun(Run):
+    """Rounds with faults of every kind, and the histories of the soak's groups."""
+
+    def __init__(self, servers: FaultServers, rate: float, seed: int, faults: Sequence[str]) -> None:
+        super().__init__(servers, rate, random.Random(seed), faults)
+        self._seed = seed
+        self._cluster = servers
+        self._records = {kind: RecordFile(servers.directory / f"{kind}.records") for kind in CLIENTS}
+        self.sent = Sent()
+        self.received = {kind: Received() for kind in GROUPS}
+
+    def report(self, text: str) -> None:
+        print(f"seed {self._seed}: {text}", file=sys.stderr, flush=True)
+
+    async def __aenter__(self) -> FaultRun:
+        await super().__aenter__()
+        try:
+            await self._admin.ensure_topic(TOPIC, queues=QUEUES)
+            await send_first(self._cluster.names)
+            for client in CLIENTS:
+                await asyncio.to_thread(self._cluster.start, client)
+        except BaseException:
+            await super().__aexit__()
+            raise
+        return self
 
     def _look(self) -> None:
-        for kind in GROUPS:
-            self._received[kind].take(self._clients[kind].records.new())
-        self._sent.take(self._clients["load"].records.new())
+        super()._look()
+        for kind, received in self.received.items():
+            received.take(self._records[kind].new())
+        # Read after the groups, so that a group is ahead of the sends by a moment at most.
+        self.sent.take(self._records["load"].new())
 
-    def _judge(self) -> list[str]:
-        problems = []
-        faults = ", ".join(f"{count} x {what}" for what, count in sorted(self.faults.items()))
-        print(f"{self._sent.total:,} acknowledged; faults: {faults}")
-        for kind, received in self._received.items():
-            print(f"{kind}: {received.total:,} received, {received.again:,} of them again")
-            if missing := received.missing(self._sent):
-                problems.append(f"{kind}: {missing:,} messages never came")
-            if received.gaps and kind == "orderly":
-                problems.append(f"{kind}: out of order {len(received.gaps)} times, first {received.gaps[0]}")
+    async def finish(self) -> list[str]:
+        """Ends the load, waits for the groups, and checks all histories and the stores. Returns the problems."""
+        await asyncio.to_thread(self._cluster.clients["load"].stop)
+        until = time.monotonic() + CATCH_UP_S
+        await self.pause(1.0)
+        while time.monotonic() < until and any(one.missing(self.sent) for one in self.received.values()):
+            await self.pause(1.0)
+        problems = judge_groups(self.sent, self.received)
         for kind in GROUPS:
-            self._clients[kind].stop()
-        self._broker.stop()
-        verified = subprocess.run(
-            [sys.executable, "-m", "gantrymq.cli", "store", "verify", self._store],
-            capture_output=True,
-            text=True,
-            timeout=VERIFY_S,
-        )
-        if verified.returncode:
-            problems.append(f"gantry store verify: {verified.stdout}{verified.stderr}")
-        if "Traceback" in self._broker.log:
-            problems.append("the broker's log has a traceback")
+            await asyncio.to_thread(self._cluster.clients[kind].stop)
+        problems += await super().finish()
+        for name in BROKERS:
+            problems += await asyncio.to_thread(verify, self._cluster.directory / name)
         return problems
 
+    def figures(self) -> dict[str, int]:
+        """Returns the numbers of messages in the histories. Repeated ones are no violation."""
+        counts = {"sent one by one": len(self.acknowledged), "sent in batches": self.sent.total}
+        for word, kept in self._kept.items():
+            counts[word] = len(kept)
+        for kind, one in self.received.items():
+            counts[f"received by {kind}"], counts[f"received by {kind} again"] = one.total, one.again
+        return counts
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long there are faults (%(default)s)")
-    parser.add_argument("--rate", type=float, default=500.0, help="messages per second (%(default)s)")
+
+def judge_groups(sent: Sent, received: dict[str, Received]) -> list[str]:
+    """Returns the acknowledged messages that a group never received, unordered ones, and those that nobody sent."""
+    problems = []
+    for kind, one in received.items():
+        if missing := one.missing(sent):
+            problems.append(f"lost: {kind} never received {missing:,} messages")
+        if one.gaps and kind == "orderly":
+            problems.append(f"out of order: {kind} skipped messages {len(one.gaps)} times, first {one.gaps[0]}")
+        # A message that was in flight at the end has no acknowledgement.
+        invented = [f"key {key}: {number}" for key, number in one.highest.items() if number > sent.counts[key]]
+        if invented:
+            problems.append(f"invented: {kind} received messages that nobody sent, {invented[0]}")
+    return problems
+
+
+def verify(store: Path) -> list[str]:
+    """Returns the faults that `gantry store verify` finds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", "store", "verify", store],
+        capture_output=True,
+        text=True,
+        timeout=VERIFY_S,
+    )
+    return [f"gantry store verify {store.name}: {done.stdout}{done.stderr}"] if done.returncode else []
+
+
+async def run_for(run: FaultRun, minutes: float) -> list[str]:
+    """Runs rounds for this time, at least one. Returns the problems."""
+    async with run:
+        ends = time.monotonic() + 60 * minutes
+        while True:
+            await run.one_round()
+            if time.monotonic() >= ends:
+                return await run.finish()
+
+
+def available(faults: Sequence[str], controller: str, clocks: Path | None) -> list[str]:
+    """Returns the faults that this machine can have. Prints a line for the others."""
+    lacking = {*(OF_ETCD if controller != "etcd" else ()), *(OF_CLOCKS if clocks is None else ())}
+    for what, some in (("etcd", OF_ETCD), ("libfaketime", OF_CLOCKS)):
+        if skipped := [name for name in faults if name in lacking and name in some]:
+            print(f"without {what}, skipped: {', '.join(skipped)}", file=sys.stderr)
+    return [name for name in faults if name not in lacking]
+
+
+def parser_of_options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__.partition(":")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long there are faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
-    parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
-    args = parser.parse_args()
-    print(f"seed {args.seed}", flush=True)
-    with ExitStack() as stack:
-        directory = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run = FaultRun(directory, args.minutes, args.rate, args.seed)
-        stack.callback(run.end)
-        problems = run.run()
+    parser.add_argument("--rate", type=float, default=500.0, help="messages per second (%(default)s)")
+    parser.add_argument("--faults", choices=list(FAULTS), nargs="+", default=list(FAULTS), help="which (all)")
+    parser.add_argument(
+        "--controller",
+        choices=("sqlite", "etcd"),
+        default="etcd" if shutil.which("etcd") else "sqlite",
+        help="one controller, or three with etcd (etcd where it is installed)",
+    )
+    parser.add_argument("--faketime", type=Path, help="libfaketime.so.1, for wrong clocks (looked for)")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--dir", type=Path, help="a new directory for files and logs, which stay")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parser_of_options().parse_args(arguments)
+    clocks = args.faketime or next((path for path in map(Path, FAKETIME) if path.exists()), None)
+    faults = available(args.faults, args.controller, clocks)
+    if args.dir is None:
+        directory = Path(tempfile.mkdtemp(prefix="gantrymq-faults-"))
+    else:
+        directory = args.dir
+        directory.mkdir(parents=True)
+    batched = BATCHED_SHARE * args.rate
+    failed = True
+    try:
+        with FaultServers(directory, args.controller, batched, args.minutes, clocks) as servers:
+            run = FaultRun(servers, args.rate - batched, args.seed, faults)
+            run.report(f"{args.minutes:g} minutes, {len(faults)} kinds of faults, files in {directory}")
+            try:
+                problems = asyncio.run(run_for(run, args.minutes))
+            except (RuntimeError, GantryError, subprocess.TimeoutExpired) as e:
+                problems = [f"the run ended early: {e}"]
+        failed = bool(problems)
+    except KeyboardInterrupt:
+        failed = False
+        print(f"seed {args.seed}: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if args.dir is None and not failed:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(table({args.controller: run.rounds}))
+    figures = run.figures()
+    print("\n".join(["", "| messages | number |", "|---|---|", *(f"| {k} | {v:,} |" for k, v in figures.items())]))
+    if args.json is not None:
+        result = {"seed": args.seed, "minutes": args.minutes, "controller": args.controller, "messages": figures}
+        result |= {"rounds": [asdict(one) for one in run.rounds], "problems": problems}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     for problem in problems:
-        print(problem, file=sys.stderr)
-    print("failed" if problems else "nothing lost, nothing out of order, the store is whole")
+        print(f"seed {args.seed}: {problem}", file=sys.stderr)
+    print("failed, see " + str(directory) if problems else "nothing lost, nothing out of order, none invented")
     return 1 if problems else 0
 
 

@@ -103,11 +103,17 @@ class Client:
 
     def __init__(self, kind: str, names: str, directory: Path, *options: str) -> None:
         records = directory / f"{kind}.records"
-        self.records = RecordFile(records)
+        records.touch()
         self._kind = kind
-        self._process = subprocess.Popen(
-            [sys.executable, CLIENTS, kind, names, records, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        with (directory / f"{kind}.log").open("ab") as log:
+            # Its own session: Ctrl-C in the terminal reaches only the parent, which stops its clients.
+            self._process = subprocess.Popen(
+                [sys.executable, CLIENTS, kind, names, records, *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def is_running(self) -> bool:
@@ -154,6 +160,7 @@ class Soak:
         self._memory: list[float] = []
         self.sent = Sent()
         self.received = {kind: Received() for kind in GROUPS}
+        self._records = {kind: RecordFile(directory / f"{kind}.records") for kind in ("load", *GROUPS)}
         self._groups = {kind: Client(kind, names, directory) for kind in GROUPS}
         self._load = Client("load", names, directory, f"--rate={rate}", f"--minutes={minutes}")
 
@@ -180,9 +187,9 @@ class Soak:
         for kind, client in self._groups.items():
             if not client.is_running:
                 raise RuntimeError(f"the consumers of {kind} have ended")
-            self.received[kind].take(client.records.new())
+            self.received[kind].take(self._records[kind].new())
         # Read after the groups, so that a group is ahead of the sends by a moment at most.
-        self.sent.take(self._load.records.new())
+        self.sent.take(self._records["load"].new())
         self._memory.append(anonymous_mib(self._broker))
         if len(self._memory) % 10 == 0:
             received = ", ".join(f"{kind} {received.total:,}" for kind, received in self.received.items())

@@ -40,6 +40,8 @@ FAIR_S = 15.0
 WRITE_S = 0.1
 #: Delay before a failed send is repeated, in seconds.
 AGAIN_S = 0.1
+#: How long a batch waits for further messages, in seconds.
+LINGER_S = 0.01
 
 #: Key and number of a message.
 RECORD = Struct("<BI")
@@ -86,13 +88,13 @@ def acknowledged(path: Path) -> dict[int, int]:
     return counts
 
 
-async def produce(names: str, number: int, rate: float, until: float, sent: dict[int, int], records: Records) -> None:
-    """Runs one producer with its own keys. The messages of a key are sent in order."""
+async def produce(args: argparse.Namespace, number: int, until: float, sent: dict[int, int], records: Records) -> None:
+    """Runs one producer with its own keys. The messages of a key are sent in order, those of a batch at once."""
     keys = [key for key in range(KEYS) if key % PRODUCERS == number]
-    async with Producer(names, "soak-producers") as producer:
-        next_at = time.monotonic()
-        while time.monotonic() < until:
-            key = random.choice(keys)
+    pause_s = args.batch * PRODUCERS / args.rate
+    async with Producer(args.names, "soak-producers", linger=LINGER_S if args.batch > 1 else 0) as producer:
+
+        async def send_next(key: int) -> None:
             message = Message(TOPIC, b"%d %d" % (key, sent[key]))
             while True:
                 # A message without an acknowledgement may be stored, so the same number is sent again.
@@ -104,7 +106,11 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
                     await asyncio.sleep(AGAIN_S)
             records.add(key, sent[key])
             sent[key] += 1
-            next_at += 1 / rate
+
+        next_at = time.monotonic()
+        while time.monotonic() < until:
+            await asyncio.gather(*map(send_next, random.sample(keys, args.batch)))
+            next_at += pause_s
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
 
 
@@ -197,9 +203,7 @@ async def load(args: argparse.Namespace, records: Records, done: asyncio.Event) 
     """Sends for the configured time, or until it is stopped."""
     until = time.monotonic() + 60 * args.minutes
     sent = acknowledged(args.records)
-    sending = asyncio.gather(
-        *(produce(args.names, n, args.rate / PRODUCERS, until, sent, records) for n in range(PRODUCERS))
-    )
+    sending = asyncio.gather(*(produce(args, n, until, sent, records) for n in range(PRODUCERS)))
     stopping = asyncio.create_task(done.wait())
     await asyncio.wait([sending, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -234,6 +238,7 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--batch", type=int, default=1, help="messages of a producer that are sent at once")
     parser.add_argument("--at-once", action="store_true", help="write each record before its message is done")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -62,15 +62,3 @@ def test_it_runs() -> None:
     for kind in ("concurrent", "orderly", "pop"):
         assert re.search(rf"^{kind}: [\d,]+ received of [\d,]+ sent", done.stdout, re.MULTILINE)
     assert "nothing lost" in done.stdout
-
-
-@pytest.mark.slow
-def test_it_runs_with_faults() -> None:
-    done = subprocess.run(
-        [sys.executable, BENCH / "faults.py", "--minutes", "0.3", "--rate", "100"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing lost" in done.stdout

@@ -1,0 +1,98 @@
+"""Tests that the check of bench/faults.py finds violations, and runs it briefly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "bench"
+COUNT = 5
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import faults
+
+    return faults
+
+
+class Histories:
+    """COUNT acknowledged messages of each key, and the messages that two groups received."""
+
+    def __init__(self, faults: ModuleType) -> None:
+        import soak
+
+        self._faults = faults
+        self.records = [(key, number) for key in range(soak.KEYS) for number in range(COUNT)]
+        self.sent = soak.Sent()
+        self.sent.take(self.records)
+        self.received = {kind: soak.Received() for kind in ("orderly", "pop")}
+
+    def problems(self, orderly: list[tuple[int, int]], pop: list[tuple[int, int]]) -> list[str]:
+        self.received["orderly"].take(orderly)
+        self.received["pop"].take(pop)
+        problems: list[str] = self._faults.judge_groups(self.sent, self.received)
+        return problems
+
+
+@pytest.fixture
+def histories(faults: ModuleType) -> Histories:
+    return Histories(faults)
+
+
+def test_repeated_messages_are_figures(histories: Histories) -> None:
+    """Delivery is at least once. The last message of a producer can be stored without an acknowledgement."""
+    assert histories.problems([*histories.records, (0, 1)], [*reversed(histories.records), (0, COUNT)]) == []
+    assert histories.received["orderly"].again == 1
+
+
+def test_a_lost_message_is_found(histories: Histories) -> None:
+    [problem] = histories.problems(histories.records, [each for each in histories.records if each != (3, 2)])
+    assert problem == "lost: pop never received 1 messages"
+
+
+def test_an_order_that_changed_is_found(histories: Histories) -> None:
+    """Only the orderly group promises an order."""
+    swapped = [*histories.records]
+    swapped[1], swapped[2] = swapped[2], swapped[1]
+    [problem] = histories.problems(swapped, swapped)
+    assert problem == "out of order: orderly skipped messages 1 times, first key 0: 2 after 0"
+
+
+def test_an_invented_message_is_found(histories: Histories) -> None:
+    [problem] = histories.problems(histories.records, [*histories.records, (7, COUNT), (7, COUNT + 1)])
+    assert problem == f"invented: pop received messages that nobody sent, key 7: {COUNT + 1}"
+
+
+def test_a_fault_that_the_machine_cannot_have_is_skipped(
+    faults: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert faults.available(["killed", "clock ahead", "member killed"], "sqlite", None) == ["killed"]
+    assert capsys.readouterr().err.splitlines() == [
+        "without etcd, skipped: member killed",
+        "without libfaketime, skipped: clock ahead",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the proxy of the links needs all of 127.0.0.0/8")
+def test_it_runs(faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ["slave killed", "NameServer stopped", "load killed"]
+    figures = tmp_path / "figures.json"
+    options = ["--minutes=0.05", "--seed=4", "--rate=200", "--controller=sqlite", f"--json={figures}"]
+    status = faults.main([*options, f"--dir={tmp_path / 'run'}", "--faults", *kinds])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
+    result = json.loads(figures.read_text())
+    assert {each["fault"] for each in result["rounds"]} <= set(kinds)
+    assert result["rounds"]
+    assert result["problems"] == []
+    assert all(count > 0 for name, count in result["messages"].items() if not name.endswith("again"))
+    assert "seed 4:   1: " in printed.err
