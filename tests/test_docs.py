@@ -50,9 +50,9 @@ def examples(*documents: str) -> list[object]:
     ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def address() -> Iterator[str]:
-    """Runs a cluster with the messages of the examples that send. Those that read can run without them."""
+    """Runs a cluster with the messages of the examples that send. Each test has its own: `show` prints 20 rows."""
     with EmbeddedCluster() as cluster:
         with SyncProducer(Producer(cluster.name_server, "quick-start")) as producer:
             for number in range(10):
