@@ -303,6 +303,15 @@ def _controller_metrics() -> Iterable[Metric]:
 #: Labels of metrics that the embedded broker does not report: it has neither slaves nor a controller, and neither pops
 #: nor timer messages that are due.
 _UNREPORTED_LABELS = {
+    "rocketmq_topic_create_execution_time_milliseconds": (
+        "`node_type` `cluster` `node_id` `invocation_status` `is_system`"
+    ),
+    "rocketmq_consumer_group_create_execution_time_milliseconds": "`node_type` `cluster` `node_id` `invocation_status`",
+    **dict.fromkeys(
+        ("rocketmq_half_messages", "rocketmq_finish_message_latency_milliseconds"),
+        "`node_type` `cluster` `node_id` `topic`",
+    ),
+    "rocketmq_delay_message_latency_seconds": "`node_type` `cluster` `node_id` `storage_type` `storage_medium` `topic`",
     "gantry_replication_epoch": "`node_type` `cluster` `node_id`",
     **dict.fromkeys(
         (f"gantry_replication_{name}" for name in ("lag_bytes", "lag_seconds", "transferred_bytes_per_second")),
