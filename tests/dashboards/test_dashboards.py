@@ -29,6 +29,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.console.app import Console
 from gantrymq.console.settings import Settings
 from gantrymq.controller.config import ControllerConfig
@@ -36,7 +37,7 @@ from gantrymq.controller.server import Controller
 from gantrymq.metrics import MetricsServer
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.store.config import StoreConfig
@@ -205,9 +206,19 @@ async def cluster(directory: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
         yield name_server.address, where
 
 
+class _Open:
+    """Transactions that do not end."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+
 @asynccontextmanager
 async def load(name_server: str) -> AsyncIterator[None]:
-    """Sends messages, some of them delayed; one of two groups consumes them."""
+    """Sends messages, some of them delayed or in open transactions; one of two groups consumes them."""
     async with AdminClient(name_server) as admin:
 
         async def made() -> bool:
@@ -226,6 +237,8 @@ async def load(name_server: str) -> AsyncIterator[None]:
     consumer.subscribe("orders")
     async with Producer(name_server, "shop") as producer, consumer:
         await producer.send(Message("orders", b"later", properties={"TIMER_DELAY_MS": "600000"}))
+        async with TransactionProducer(name_server, "payments", _Open()) as transactions:
+            await transactions.send_in_transaction(Message("orders", b"open"))
 
         async def send() -> None:
             while True:
