@@ -95,7 +95,10 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Starts to register, each `registerNameServerPeriod` and after changes. Waits up to _START_WAIT_S."""
+        """Starts to register, each `registerNameServerPeriod` and after changes.
+
+        Waits up to _START_WAIT_S for the result of the first registration with each NameServer.
+        """
         self._is_started = True
         self._name_servers_changed()
         if self._config.broker_id < 0:

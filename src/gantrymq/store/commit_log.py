@@ -160,7 +160,10 @@ class CommitLog:
         return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
 
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """Returns the record at this offset. RecordError: no record starts there. StoreError: outside of the log."""
+        """Returns the record at this offset.
+
+        Raises RecordError if no record starts there, and StoreError if the offset is outside the log.
+        """
         found = self.view_at(physical_offset)
         if found is None:
             raise self._outside(physical_offset)

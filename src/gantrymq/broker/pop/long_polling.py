@@ -1,8 +1,8 @@
 """Pops and notifications that wait for messages (`PopLongPollingService`).
 
 Requests of one group for the same queue, or for all queues of a topic, share a wait queue, which watches these topic
-queues. When messages arrive, the requests are tried in order until one finds no message. An arrival therefore costs the
-same with one idle consumer as with a thousand.
+queues. When messages arrive, the requests are tried in order until one finds no message. An arrival therefore costs
+about the same for a thousand idle consumers of a group as for one.
 
 An empty wait queue is removed at the next check of the deadlines, once a second. A busy consumer then does not need new
 watches for each request.

@@ -314,7 +314,7 @@ class SendProcessor(Feature):
         if _POP_CK in text:
             properties = without_property(properties, b"POP_CK")
         # A forwarded message has the properties that its former broker added. Only CLUSTER is checked, to save time.
-        # Other duplicated properties do no harm, because the last value counts.
+        # Without it, TRACE_ON and MSG_REGION can be duplicated. This does no harm, because the last value counts.
         if "CLUSTER\x01" in text:
             for name in (b"CLUSTER", b"TRACE_ON", b"MSG_REGION"):
                 properties = without_property(properties, name)

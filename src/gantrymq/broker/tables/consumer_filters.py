@@ -35,7 +35,7 @@ KEPT_MS = 24 * 3600 * 1000
 MAX_FILTERS = 10_000
 #: At the limit, at least 1/_REMOVED_DIVISOR of the unused expressions are removed.
 _REMOVED_DIVISOR = 4
-#: At a start, an expression that was in use at the stop counts as unused for this time, in ms.
+#: An expression that was in use at the stop counts, at the start, as unused since this time before the start, in ms.
 _DEAD_BEFORE_START_MS = 30_000
 
 

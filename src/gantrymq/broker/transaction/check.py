@@ -56,7 +56,7 @@ log = peer_log(__name__)
 _BATCH = 32
 #: A step ends after half messages of this total size, in bytes.
 _BATCH_BYTES = 1024 * 1024
-#: Waiting half messages stay in place up to this size of the queue. Ended half messages behind them use memory.
+#: Maximum number of unprocessed half messages for which waiting ones stay in place. Ended ones behind them use memory.
 _MOST_WAITING = 10_000
 
 
