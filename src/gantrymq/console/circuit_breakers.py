@@ -1,7 +1,7 @@
 """Circuit breakers: requests to a server that does not respond fail at once, so that pages do not wait for it.
 
-    closed Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens. open
-    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
+    closed  Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens.
+    open    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
             circuit closes.
 
 A refused connection takes no time and does not open the circuit.

@@ -49,7 +49,7 @@ class Roles:
         if state.epoch < now.epoch or self.is_too_old(state):
             return False
         if state.master_id is None or not state.master_address:
-            # A state without a master does not mean that the epoch's master is dead. The role stays unchanged.
+            # The controller may not know whether the master of this epoch is alive. The role stays unchanged.
             new = Role(state.epoch) if state.epoch > now.epoch else now
         else:
             new = Role(state.epoch, state.master_id, state.master_address)

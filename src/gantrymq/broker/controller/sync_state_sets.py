@@ -85,7 +85,7 @@ class SyncStateSets:
             self._changed(in_sync)
 
     def confirms_master(self, now: float) -> bool:
-        """Whether no other broker can be elected, so that no lease is needed (docs/decisions/controller-leases.md)."""
+        """Whether no other broker can have been elected: no lease is needed (docs/decisions/controller-leases.md)."""
         in_sync, replication = self.in_sync, self._config.replication
         if in_sync is None or not (in_sync.is_alone or replication.all_ack_in_sync_state_set):
             return False

@@ -24,7 +24,7 @@ class TimerSnapshot:
 
     Attributes:
         counts: For each of SNAPSHOT_BOUNDS_S, the number of messages that are due between the previous bound and this
-        one. Overdue messages do not count.
+            one. Overdue messages do not count.
     """
 
     def __init__(self, number_due: Callable[[int, int], int], jobs: Jobs) -> None:

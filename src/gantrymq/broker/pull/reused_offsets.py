@@ -4,8 +4,9 @@ A power failure loses the messages that are not on disk yet. Consumers may have 
 before the flush, even with SYNC_FLUSH. The next messages of the queue then get the same offsets again.
 
 If a group pulls from an offset beyond the end of the queue, `MessageStore.get` sends it back to the recovered end. If
-enough new messages arrive before that pull, the offset is valid again. The group then skips the new messages, as with
-Java's brokers. To prevent this, the broker records for a while how far each group can have read each queue.
+enough new messages arrive before that pull, the offset is valid again. The group then skips the new messages before
+this offset, as with Java's brokers. To prevent this, the broker records for a while how far each group can have read
+each queue.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ Native code reads the positions of the log and of the queues in each call and do
 stops `MessageWriter.append` also ends the call: a full file, a refusal, a closed store, a deleted topic. The cached
 headers are dropped when a topic, the configuration or the role changes.
 
-If responses wait for the disk or for replicas, the responses of one call wait together. Messages with WAIT=false then
-take the ordinary code path. The longest wait of a response depends on the client's timeout, which is part of the
-header. So each duration has its own native object, and a connection uses the object of its last header.
+If responses wait for the disk or for replicas, the responses of one call wait together. Messages with a WAIT other than
+`true` then take the ordinary code path. The longest wait of a response depends on the client's timeout, which is part
+of the header. So each duration has its own native object, and a connection uses the object of its last header.
 
 The fast path is off when access control or `enabledAppendPropCRC` is on, and for IPv6 addresses of broker or client.
 Decision record: docs/decisions/plain-sends.md.
