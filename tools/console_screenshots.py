@@ -413,4 +413,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     # The handlers that fail would write their stacks.
     logging.disable(logging.CRITICAL)
+    given.directory.mkdir(parents=True, exist_ok=True)
     asyncio.run(main(given.directory, given.pages, given.phone))
