@@ -360,7 +360,6 @@ async def pages_of(admin: AdminClient, traced: str) -> dict[str, str]:
 
 async def main(directory: Path, wanted: Sequence[str], is_phone: bool) -> None:
     random.seed(7)
-    directory.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         properties = {"traceTopicEnable": "true"}
