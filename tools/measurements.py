@@ -96,8 +96,8 @@ SECTIONS = (
         "Faults of real processes",
         "faults.json",
         "A check of correctness: no violation was found in 19 faults of 19 kinds. The machine ran a full load of "
-        "other programs at a higher priority, so the times without service are upper limits. [Failover](#failover) "
-        "has the times without such a load.",
+        "other programs at a higher priority, and each time without service is a single sample. "
+        "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
     Section(
