@@ -26,6 +26,7 @@ _CONSTANTS = (
     "gantrymq.broker.send.batches.TRANSACTION_PREPARED",
     "gantrymq.broker.tables.subscription_groups.MAX_MADE_BY_CLIENTS",
     "gantrymq.broker.tables.topics.MAX_MADE_BY_CLIENTS",
+    "gantrymq.broker.tables.transaction_counts.MAX_TOPICS",
     "gantrymq.cli.produce_input.MAX_LENGTH",
     "gantrymq.client.client_instance.HEARTBEAT_INTERVAL_S",
     "gantrymq.client.client_instance.RECONNECT_S",

@@ -10,10 +10,14 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 
 #: Upper bounds of the latency of commits, in seconds (`BrokerMetricsManager`).
 _LATENCY_BOUNDS_S = (5, 60, 600, 3600, 43_200, 86_400)
+#: Maximum number of topics in each table: decisions about half messages of deleted topics can add more and more.
+MAX_TOPICS = 65_536
 
 
 class TransactionCounts:
-    """Counts half messages by target topic. Deleted topics are removed, so the topics bound the tables.
+    """Counts half messages by target topic. Each table has at most MAX_TOPICS topics.
+
+    A deleted topic is removed. A later decision about one of its half messages adds it again.
 
     After a start, and after each change of role, `TransactionStates` counts the open ones in the log. A damaged half
     message stays counted until no transaction is open.
@@ -33,16 +37,18 @@ class TransactionCounts:
 
     def stored(self, topic: str, count: int = 1) -> None:
         """Counts new half messages."""
-        self.open[topic] += count
+        _count(self.open, topic, count)
 
     def ended(self, verdict: int, topic: str, age_ms: int, count: int = 1) -> None:
         """Counts commits or rollbacks. `age_ms`: time since the half messages were born, in ms."""
         if verdict != TRANSACTION_COMMIT:
-            self.rollbacks[topic] += count
+            _count(self.rollbacks, topic, count)
             return
-        self.commits[topic] += count
+        _count(self.commits, topic, count)
         latency = self.latencies_s.get(topic)
         if latency is None:
+            if len(self.latencies_s) >= MAX_TOPICS:
+                return
             latency = self.latencies_s[topic] = Histogram(_LATENCY_BOUNDS_S)
         # Whole seconds, as in Java.
         latency.observe(max(age_ms, 0) // 1000, count)
@@ -64,3 +70,8 @@ class TransactionCounts:
             self.commits.pop(topic, None)
             self.rollbacks.pop(topic, None)
             self.latencies_s.pop(topic, None)
+
+
+def _count(counter: Counter[str], topic: str, count: int) -> None:
+    if topic in counter or len(counter) < MAX_TOPICS:
+        counter[topic] += count
