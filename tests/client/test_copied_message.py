@@ -11,7 +11,6 @@ from records import message_at
 
 from gantrymq.protocol.message import Message
 
-
 COPIES = [copy.copy, copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message))]
 
 
