@@ -82,7 +82,6 @@ _CONSTANTS = (
     "gantrymq.store.index_entries._RECORDS",
     "gantrymq.store.index_file._RESERVE",
     "gantrymq.store.key_lookup._STEP_S",
-    "gantrymq.store.message_index._MAX_STEPS",
     "gantrymq.store.message_index._STEPS",
     "gantrymq.store.preallocation._RETRY_S",
     "gantrymq.store.queue_mappings.MOST_MAPPINGS",
