@@ -120,8 +120,8 @@ def more_expensive(systems: Sequence[System], measures: Sequence[Measure]) -> st
 
 
 def spread(values: Sequence[float]) -> list[float]:
-    """Returns the median, the minimum and the maximum, with four significant digits."""
-    return [float(f"{value:.4g}") for value in (statistics.median(values), min(values), max(values))]
+    """Returns the median, the minimum and the maximum, with six significant digits."""
+    return [float(f"{value:.6g}") for value in (statistics.median(values), min(values), max(values))]
 
 
 def cell(value: str | list[float] | None) -> str:

@@ -35,14 +35,32 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """Returns the contents of a result file with runs, or of a new file. Raises ValueError for any other file."""
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise ValueError(f"{path.parent} is not a directory")
+        return {"runs": []}
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+        if isinstance(result["runs"], list):
+            return result
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(f"{path} is not a result file with runs")
+
+
 def put_run(path: Path, run: Mapping[str, Any]) -> None:
     """Adds a run to a result file, or replaces the run of the same name. Creates the file if it does not exist.
 
     Args:
         path: Result file.
         run: Name, options, rounds, columns, rows and conditions of the run.
+
+    Raises:
+        ValueError: The file is not a result file with runs.
     """
-    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"program": run["program"], "runs": []}
+    result = read_result(path)
     names = [each["name"] for each in result["runs"]]
     if run["name"] in names:
         result["runs"][names.index(run["name"])] = dict(run)

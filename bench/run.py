@@ -27,7 +27,7 @@ from measures import Measure, columns, more_expensive, progress, rows, table
 from polls import polls
 from programs import SERIALIZE_TYPES
 from replication import measure_replication
-from result_files import conditions, put_run
+from result_files import conditions, put_run, read_result
 from servers import build, missing_tools
 from systems import GANTRY, JAVA, Cluster, System, cluster, gantry
 
@@ -147,6 +147,11 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.compare and args.systems:
         parser.error("--compare names both systems: leave --systems out")
+    if args.out is not None:
+        try:
+            read_result(args.out)
+        except ValueError as e:
+            parser.error(f"--out: {e}")
     for name in args.only:
         needs = KINDS[name].needs if name in KINDS else None
         if needs and needs not in args.only:

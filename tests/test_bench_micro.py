@@ -63,6 +63,19 @@ def test_a_run_in_a_result_file_is_replaced(measures: ModuleType, tmp_path: Path
     result = json.loads(path.read_text())
     assert [(each["name"], each["rounds"]) for each in result["runs"]] == [("reads", 1), ("sends", 3)]
     assert result["runs"][1]["columns"] == ["", "Java", "GantryMQ", "GantryMQ : Java"]
-    assert result["runs"][1]["rows"] == [["sends: rate (/s)", [200, 100, 123500], [400, 300, 500], [2, 0.00405, 3]]]
-    assert measures.table(systems, [sends]).splitlines()[-1].split(" | ")[1] == "200 (100 to 123,500)"
+    assert result["runs"][1]["rows"] == [["sends: rate (/s)", [200, 100, 123456], [400, 300, 500], [2, 0.00405003, 3]]]
+    assert measures.table(systems, [sends]).splitlines()[-1].split(" | ")[1] == "200 (100 to 123,456)"
     assert result["runs"][1]["machine"]["processors"]
+
+
+@pytest.mark.parametrize("text", ['{"rounds": []}', '{"runs": 10}', "[]", "no JSON"])
+def test_another_file_is_no_result_file(measures: ModuleType, tmp_path: Path, text: str) -> None:
+    import result_files
+
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is not a result file with runs"):
+        result_files.put_run(path, {"name": "sends"})
+    assert path.read_text() == text
+    with pytest.raises(ValueError, match="is not a directory"):
+        result_files.read_result(tmp_path / "away" / "result.json")

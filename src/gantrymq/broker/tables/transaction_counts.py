@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from gantrymq.metrics import Histogram
+from gantrymq.metrics import Histogram, count_within
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 
 #: Upper bounds of the latency of commits, in seconds (`BrokerMetricsManager`).
@@ -37,18 +37,18 @@ class TransactionCounts:
 
     def stored(self, topic: str, count: int = 1) -> None:
         """Counts new half messages."""
-        _count(self.open, topic, count)
+        count_within(MAX_TOPICS, self.open, topic, count)
 
     def ended(self, verdict: int, topic: str, age_ms: int, count: int = 1) -> None:
         """Counts commits or rollbacks. `age_ms`: time since the half messages were born, in ms."""
         if verdict != TRANSACTION_COMMIT:
-            _count(self.rollbacks, topic, count)
+            count_within(MAX_TOPICS, self.rollbacks, topic, count)
             return
-        _count(self.commits, topic, count)
+        count_within(MAX_TOPICS, self.commits, topic, count)
+        if topic not in self.commits:
+            return
         latency = self.latencies_s.get(topic)
         if latency is None:
-            if len(self.latencies_s) >= MAX_TOPICS:
-                return
             latency = self.latencies_s[topic] = Histogram(_LATENCY_BOUNDS_S)
         # Whole seconds, as in Java.
         latency.observe(max(age_ms, 0) // 1000, count)
@@ -70,8 +70,3 @@ class TransactionCounts:
             self.commits.pop(topic, None)
             self.rollbacks.pop(topic, None)
             self.latencies_s.pop(topic, None)
-
-
-def _count(counter: Counter[str], topic: str, count: int) -> None:
-    if topic in counter or len(counter) < MAX_TOPICS:
-        counter[topic] += count
