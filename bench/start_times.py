@@ -1,9 +1,10 @@
 """Measures the processor time of commands of `gantry`, and how long the first test of a project takes.
 
-    python bench/start_times.py [--runs 10] [--out bench/results/start_times.json]
+    python bench/start_times.py [--runs 10] [--compare COMMIT] [--out bench/results/start_times.json]
 
 Each command runs --runs times, in turn with the others, so that load of the machine affects all alike. The result is
-the smallest user and system time of a command. The modules are compiled before: `pip install` does this, too.
+the smallest user and system time of a command. The modules are compiled before: `pip install` does this, too. With
+--compare, the commands of another commit also run in turn with them.
 
 "first_test_processor_s" is the processor time of pytest with one test. The difference is the cost of the fixture
 `gantry_cluster`. Before a first run, the modules that pytest has rewritten are deleted.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from checkouts import checkout, python_of
 from result_files import conditions
 
 from gantrymq.client.producing.producer import Producer
@@ -42,10 +44,12 @@ def commands(name_server: str) -> dict[str, list[str]]:
     }
 
 
-def processor_s(arguments: list[str], environment: dict[str, str], directory: Path = ROOT) -> float:
+def processor_s(
+    arguments: list[str], environment: dict[str, str], directory: Path = ROOT, python: Path | str = sys.executable
+) -> float:
     """Runs a command of Python to its end. Returns its user and system time, s."""
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -76,8 +80,12 @@ def first_test_s(directory: Path, environment: dict[str, str], runs: int) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--compare", metavar="COMMIT", help="measure the commands of this commit also")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    pythons: dict[str, Path | str] = {"this commit": sys.executable}
+    if options.compare:
+        pythons = {options.compare: python_of(checkout(options.compare)), **pythons}
     before = conditions()
     with tempfile.TemporaryDirectory() as directory, EmbeddedCluster() as cluster:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
@@ -85,21 +93,22 @@ def main() -> None:
         with SyncProducer(Producer(cluster.name_server, "bench")) as producer:
             producer.send(Message("orders", b"one"))
         of_commands = commands(cluster.name_server)
-        for arguments in of_commands.values():
-            processor_s([*GANTRY, *arguments], environment)
-        rounds = [
-            {
-                name: processor_s(["-m", "gantrymq.cli", *arguments], environment)
-                for name, arguments in of_commands.items()
-            }
-            for _ in range(options.runs)
-        ]
+        times: dict[str, dict[str, list[float]]] = {name: {commit: [] for commit in pythons} for name in of_commands}
+        for run in range(options.runs + 1):
+            for name, arguments in of_commands.items():
+                for commit, python in pythons.items():
+                    seconds = processor_s([*GANTRY, *arguments], environment, python=python)
+                    if run:  # The first run compiles the modules.
+                        times[name][commit].append(seconds)
         of_first_test = first_test_s(Path(directory), environment, options.runs)
     result = {
         "program": "bench/start_times.py",
         **before,
         "runs": options.runs,
-        "processor_s": {name: round(min(one[name] for one in rounds), 3) for name in of_commands},
+        "processor_s": {
+            name: {commit: round(min(seconds), 3) for commit, seconds in of_name.items()}
+            for name, of_name in times.items()
+        },
         "first_test_processor_s": of_first_test,
     }
     text = json.dumps(result, indent=1)

@@ -305,7 +305,10 @@ def _failover(result: Json) -> Iterator[str]:
 
 
 def _start_times(result: Json) -> Iterator[str]:
-    yield table(["command", "s"], [[f"`{name}`", seconds] for name, seconds in result["processor_s"].items()])
+    of_commands = result["processor_s"]
+    commits = list(next(iter(of_commands.values())))
+    rows = [[f"`{name}`", *(times[commit] for commit in commits)] for name, times in of_commands.items()]
+    yield table(["command", *(f"{commit}, s" for commit in commits)], rows)
 
 
 def _decisions(result: Json) -> Iterator[str]:

@@ -93,6 +93,7 @@ class DecisionExecutor:
     def __init__(
         self,
         appender: Appender,
+        *,
         check: TransactionCheck,
         ops: OpMessages,
         commit_one: Callable[[Record], None],

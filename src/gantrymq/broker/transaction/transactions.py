@@ -109,7 +109,13 @@ class Transactions(Feature):
         #: True on a slave: its master processes the transactions.
         self._follows = False
         self.executor = DecisionExecutor(
-            appender, self.check, self.ops, self.commit, self._ops_added, self.counts, jobs
+            appender,
+            check=self.check,
+            ops=self.ops,
+            commit_one=self.commit,
+            ops_added=self._ops_added,
+            counts=self.counts,
+            jobs=jobs,
         )
         self.range_ends = RangeEnds(
             context, appender=appender, check=self.check, ops=self.ops, executor=self.executor, waits=waits
