@@ -17,6 +17,7 @@ from sim.faults import KINDS, Site, happen
 from sim.history import History
 from sim.machine import PROCESS
 from sim.plan import Fault, Plan
+from sim.scene import PRODUCERS_S
 from sim.shrink import plan_of
 from sim.system import World, begin
 
@@ -24,8 +25,6 @@ KINDS |= replica_faults.KINDS
 faults.SCRIPTS |= scripts.SCRIPTS
 #: Timeout for the servers to start and to have the topic, in seconds.
 _SET_UP_S = 120.0
-#: Delay between the start of consumers and of producers, in seconds.
-_PRODUCERS_S = 8.0
 #: Timeout for all deliveries after the last fault, in seconds. Locks, pops, retries and routes expire earlier.
 PROGRESS_S = 400.0
 _LOOK_S = 1.0
@@ -128,8 +127,7 @@ class Run:
             raise RuntimeError(f"nothing comes to be: {', '.join(failures)}") from None
         for program in self.clients.consumers:
             program.start()
-        # Groups assign their queues before the first message, so that no rebalance delivers messages twice.
-        await asyncio.sleep(_PRODUCERS_S)
+        await asyncio.sleep(PRODUCERS_S)
         for program in self.clients.producers:
             program.start()
         await asyncio.gather(*(happen(self._site, fault) for fault in self.plan.faults))

@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 #: Delay before a failed call is repeated, in seconds.
 AGAIN_S = 0.5
+#: Delay between the start of consumers and the first message, in seconds. Groups assign their queues in this time, so
+#: that no rebalance delivers messages twice.
+PRODUCERS_S = 8.0
 #: Longest time for which a consumer may trust the lock of a dead broker, with the restart of the broker, in seconds.
 _LOCK_LIFE_S = 90.0
 

@@ -11,7 +11,7 @@ from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Sent
 from sim.plan import TOPIC
-from sim.scene import AGAIN_S, Scene
+from sim.scene import AGAIN_S, PRODUCERS_S, Scene
 from sim.workloads.base import Workload
 
 _MESSAGES = 20
@@ -50,6 +50,7 @@ class Endings(Workload):
         return self._is_done
 
     async def _send(self, program: Program) -> None:
+        await asyncio.sleep(PRODUCERS_S)
         producer = TransactionProducer(self.scene.names, "notaries", _Decisions(self.scene))
         async with producer:
             for number in range(_MESSAGES):

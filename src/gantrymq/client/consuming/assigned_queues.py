@@ -80,6 +80,9 @@ class AssignedQueues:
         self._queues: dict[MessageQueue, tuple[ProcessQueue, QueuePuller]] = {}
         #: Time of each queue's last offset correction (loop time, s).
         self._moved_at: dict[MessageQueue, float] = {}
+        #: `ProcessQueue.topic_begin` of queues that were revoked, if their offsets outlive the topic: it may be deleted
+        #: and created again before the queue is assigned again.
+        self._topic_begins: dict[MessageQueue, int] = {}
         self._moves = Tasks(f"a queue of group {context.group} that goes on elsewhere")
         #: Locked while the queues change, so that a seek and a rebalance of one queue do not overlap.
         self._changing = asyncio.Lock()
@@ -200,6 +203,8 @@ class AssignedQueues:
             await self._commit_last(process_queue)
         self.offset_store.forget(queue)
         self._moved_at.pop(queue, None)
+        if self.offset_store.outlives_topics and process_queue.topic_begin is not None:
+            self._topic_begins[queue] = process_queue.topic_begin
         if self._locks is not None:
             await self._locks.unlock([queue])
 
@@ -223,7 +228,13 @@ class AssignedQueues:
         subscription = self._context.subscriptions.get(queue.topic)
         if subscription is None:
             raise ClientError(f"topic {queue.topic} was unsubscribed meanwhile")
-        process_queue = ProcessQueue(queue, offset, self._options.limits(), self.statistics.of(queue.topic))
+        process_queue = ProcessQueue(
+            queue,
+            offset,
+            self._options.limits(),
+            self.statistics.of(queue.topic),
+            topic_begin=self._topic_begins.pop(queue, None),
+        )
         puller = QueuePuller(
             self._context,
             process_queue,

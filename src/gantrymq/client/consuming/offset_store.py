@@ -22,7 +22,13 @@ REPEAT_S = 30.0
 
 
 class OffsetStore(Protocol):
-    """Reads and commits offsets. Both stores cache the committed offsets and skip unchanged offsets."""
+    """Reads and commits offsets. Both stores cache the committed offsets and skip unchanged offsets.
+
+    Attributes:
+        outlives_topics: True if the offsets of a topic remain when the topic is deleted.
+    """
+
+    outlives_topics: bool
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
         """Returns the committed queue offset, or None. Raises a GantryError.
@@ -39,6 +45,8 @@ class OffsetStore(Protocol):
 
 class BrokerOffsetStore:
     """Offsets of a group on the brokers."""
+
+    outlives_topics = False
 
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
@@ -89,6 +97,8 @@ class BrokerOffsetStore:
 
 class LocalOffsetStore:
     """Offsets of a broadcasting consumer in DIRECTORY/CLIENT_ID/GROUP/offsets.json and .bak, in Java's format."""
+
+    outlives_topics = True
 
     def __init__(self, directory: Path, client_id: str, group: str) -> None:
         """Loads the file, or its backup. Raises ClientError if one is invalid and no valid one exists."""

@@ -39,13 +39,19 @@ class ProcessQueue:
     """
 
     def __init__(
-        self, queue: MessageQueue, next_offset: int, limits: FlowLimits, counters: TopicCounters | None = None
+        self,
+        queue: MessageQueue,
+        next_offset: int,
+        limits: FlowLimits,
+        counters: TopicCounters | None = None,
+        *,
+        topic_begin: int | None = None,
     ) -> None:
         self.queue = queue
         self.next_offset = next_offset
         #: End of the queue at the last pull.
         self.max_offset = next_offset
-        self.topic_begin: int | None = None
+        self.topic_begin = topic_begin
         self.recovery: int | None = None
         self.dropped = False
         self.counters = counters or TopicCounters()
