@@ -70,7 +70,7 @@ def _run_quickly(arguments: Sequence[str]) -> int | None:
 
         values = parse_quickly(consume.OPTIONS, arguments[1:])
         if values is not None:
-            # typer reports options that exclude each other.
+            # typer prints the error if options exclude each other.
             with suppress(InvalidOption):
                 consume.run(consume.ConsumeOptions(**values))
                 return 0

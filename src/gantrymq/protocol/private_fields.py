@@ -12,8 +12,8 @@ REASON_FIELD = "gantryReason"
 #: In the response to a pull: the end of the commit log at the last deletion of a topic with this name. It grows with
 #: each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"
-#: In the response to a pull, for a while after a broker has started after a crash: an id of this start. A consumer that
-#: pulled before the crash detects that the id has changed.
+#: In the response to a pull, for some time after a broker's start that followed a crash: an id of this start. A
+#: consumer that pulled before the crash detects that the id has changed.
 RECOVERY_FIELD = "gantryRecovery"
 #: In the same response: the end of the queue at that start. After the crash, later offsets belong to other messages.
 RECOVERED_END_FIELD = "gantryRecoveredEnd"
