@@ -219,7 +219,7 @@ def _type_of(config: TopicConfig) -> str:
 
 
 def _addresses(route: TopicRouteData) -> list[str]:
-    """Returns one address of each broker, in random order: that of the master, or of any replica."""
+    """Returns one address of each broker, in random order: the master, or else any replica."""
     brokers = route.broker_datas
     return [
         broker.master_address or next(iter(broker.broker_addrs.values()))

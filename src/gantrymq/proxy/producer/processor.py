@@ -159,7 +159,7 @@ class ProducerProcessor:
         self._transactions.remember(half, monotonic())
 
     async def end_transaction(self, call: Call, request: EndTransactionRequest) -> EndTransactionResponse:
-        """Commits or rolls back with a one-way request, as in Java. If the request is lost, the broker checks again."""
+        """Commits or rolls back with a one-way request, as in Java. A lost request leads to another check."""
         topic, transaction_id = request.topic.name, request.transaction_id
         check_topic(topic)
         if is_blank(transaction_id):

@@ -275,7 +275,7 @@ class RemotingProtocolServer(RemotingServer):
     async def _sole_broker(self, link: Link, topic: str) -> str:
         """Returns the topic's only broker; for a request without a topic, the client's only broker.
 
-        Raises RequestRefused if there are several brokers. For clients that do not name the broker.
+        Needed for clients that do not name the broker. Raises RequestRefused if there are several brokers.
         """
         names = await self._brokers_of(topic) if topic else list(link.brokers)
         if len(names) != 1:
@@ -362,8 +362,8 @@ class RemotingProtocolServer(RemotingServer):
             if response.code != ResponseCode.SUCCESS:
                 errors.append(response)
             elif not answered.done():
-                # Version 2 of heartbeats needs the response of each broker. Without the brokers' fields, as from
-                # Apache's proxy, clients send version 1.
+                # Version 2 of heartbeats needs the response of each broker. The proxy's response lacks the brokers'
+                # fields, as in Apache's proxy, so clients send version 1.
                 is_heartbeat = request.code == RequestCode.HEART_BEAT
                 answered.set_result(RemotingCommand.response() if is_heartbeat else response)
 
