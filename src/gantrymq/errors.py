@@ -66,7 +66,7 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "NOT_PERMITTED"
     #: The consume queue has entries of the messages, but the commit log lacks them: expired or lost.
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
-    #: The client that receives the reply is not connected.
+    #: The client to which the reply is addressed is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
 
 

@@ -112,7 +112,7 @@ def is_one_tag(tag: str) -> bool:
 
 
 def with_tags(options: R, tags: set[str] | None) -> R:
-    """Returns `options` with the tags of the query's conditions, if the broker's filter then gives the same rows."""
+    """Adds the tags of the query's conditions to `options`, if the rows stay the same with the broker's filter."""
     if options.tags is not None and tags is not None:
         tags = tags & set(SubscriptionData.parse("", options.tags).tags_set)
     # A broker filters by one expression, and no expression can mean "no tag". The caller checks each row anyway. In the

@@ -137,13 +137,13 @@ class IdempotentSender:
         self.at_least_once: set[str] = set()
         self._cluster = cluster
         self._queues = list(queues)
-        # In this order, successive queues are on different brokers.
+        # The queues are ordered so that successive queues are on different brokers.
         self._in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
         self._partition = partition
         self._places: dict[MessageQueue, Place] = {}
         #: {queue: last row in this queue}, for queues with more rows than this attempt has sent.
         self._ahead: dict[MessageQueue, int] = {}
-        #: Fields that are the same in each request.
+        #: Header fields that are the same in each request.
         listed = _list_queues(queues)
         self._fields = {QUEUES_FIELD: listed} if len(listed) <= MAX_QUEUES_LENGTH else {}
 
@@ -208,7 +208,7 @@ class IdempotentSender:
             yield from rows.sequenced(start, end, target, self.last_place(queue))
 
     def last_place(self, queue: MessageQueue) -> Place:
-        """Returns where the last message in this queue ends, or BEGINNING."""
+        """Returns the writer's position after its last message in this queue, or BEGINNING."""
         return self._places.get(queue, BEGINNING)
 
     async def _send_in_order(self, queue: MessageQueue, batches: Iterator[SequencedBatch]) -> None:

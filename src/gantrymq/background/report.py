@@ -22,7 +22,7 @@ class JobReport:
     last_duration_s: float = 0.0
     #: Time of the first failure without a success after it. None if the last run succeeded.
     failing_since: float | None = None
-    #: The same as wall-clock time, in milliseconds. 0 if the last run succeeded.
+    #: The time of this first failure on the wall clock, in milliseconds. 0 if the last run succeeded.
     failing_since_ms: int = 0
     #: The last error, and its wall-clock time in milliseconds. 0 if no run has failed.
     last_error: str = ""
