@@ -120,7 +120,7 @@ class PeerFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        #: By line number: [start of the current period (monotonic, in seconds), number of records in it].
+        #: Line number -> [start of the current period (monotonic, in seconds), number of records in this period].
         self._periods: dict[int, list[float]] = {}
 
     def forget(self) -> None:

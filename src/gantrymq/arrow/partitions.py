@@ -67,7 +67,7 @@ def plan_partitions(
     return _balanced(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
 
 
-#: For each queue, the numbers of the partitions that read it, with the offset between two partitions. `[0, 50, 1]`
+#: Maps each queue to the numbers of the partitions that read it, with the offset between each two of them. `[0, 50, 1]`
 #: means: partition 0 reads up to offset 50 (excluded), partition 1 reads the rest.
 RecordedPlan = dict[MessageQueue, list[int]]
 

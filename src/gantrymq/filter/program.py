@@ -1,7 +1,8 @@
 """Compiled form of an expression: nested tuples with the number of an operation and its operands.
 
 A part of an expression is `(operation, operand...)`. An operand is a value or another part. Python's garbage collector
-stops tracking tuples that contain only numbers, bytes and such tuples. So even many filters cost it no time.
+stops tracking tuples that contain only numbers, bytes and such tuples. Even many filters therefore cost the collector
+no time.
 
 Decision record: docs/decisions/filters.md.
 """

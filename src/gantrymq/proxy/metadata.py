@@ -55,7 +55,7 @@ class _Remembered(Generic[T]):
         self._ask = ask
         self._refresh_s = refresh_s
         self._most = most
-        #: By name, oldest first: (time of the request in s, value).
+        #: Name -> (time of the request in s, value), oldest first.
         self._known: dict[str, tuple[float, T]] = {}
         self._asking: dict[str, asyncio.Task[T]] = {}
 

@@ -141,7 +141,7 @@ class _QueueEncoder:
 
     def __init__(self, topic: Resource, broker: Broker, types: Sequence[MessageType]) -> None:
         self._rest = MessageQueue(topic=topic, broker=broker, accept_message_types=types).SerializeToString()
-        #: By permission: the encoded fields that all queues with this permission share.
+        #: Permission -> the encoded fields that all queues with this permission share.
         self._common: dict[Permission, bytes] = {}
 
     def encode(self, field: bytes, queue_id: int, permission: Permission, inner_field: bytes = b"") -> bytes:

@@ -216,7 +216,7 @@ class AdminMessages(AdminOffsets):
     ) -> list[TraceView]:
         """Returns a message's traces, sorted by time: sends, consumptions and, with `ends`, ends of transactions.
 
-        Only clients with enabled traces write traces. Raises NoRouteInfo if there is no trace topic.
+        A client only writes traces if its option for traces is on. Raises NoRouteInfo if there is no trace topic.
         """
         found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin=begin, end=end)
         views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]

@@ -130,7 +130,7 @@ class ConsumeConcurrently:
         for source, message, started in self.pool.running():
             process_queue = cast(ProcessQueue, source)
             if started <= deadline and not process_queue.dropped and message in process_queue:
-                assert self._send_back_to is not None  # Without a timeout, nothing checks for slow handlers.
+                assert self._send_back_to is not None  # If there is no timeout, slow handlers are not checked.
                 following = self._send_back_to.following(message, _TIMEOUT_DELAY_LEVEL)
                 log.warning("handler takes more than %g s: %s; %s", self._timeout_s, failed_attempt(message), following)
                 self._give_back(process_queue, message, _TIMEOUT_DELAY_LEVEL)

@@ -73,7 +73,7 @@ class TopicConfig(msgspec.Struct, rename="camel"):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel"):
-    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`). Also the content of topics.json."""
+    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`). topics.json has the same content."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)

@@ -112,7 +112,8 @@ class ProducerProcessor:
         except SendOutcomeUnknown as e:
             if e.result is None:
                 raise
-            # The broker reported a status such as FLUSH_DISK_TIMEOUT. As with Java's proxy, the client receives it.
+            # The broker reported a status such as FLUSH_DISK_TIMEOUT. As with Java's proxy, the client receives this
+            # status.
             result = e.result
         if first.sys_flag & sys_flag.TRANSACTION_PREPARED and result.status is SendStatus.SEND_OK:
             self._remember(result, topic, first)

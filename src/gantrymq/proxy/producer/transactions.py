@@ -32,7 +32,7 @@ class Transactions:
     def __init__(self, config: ProxyConfig) -> None:
         self._expire_s = config.transaction_data_expire_millis / 1000
         self._most = config.transaction_data_max_num
-        #: By topic and transaction id: (time of expiry in s, half message), oldest first.
+        #: (topic, transaction id) -> list of (time of expiry in s, half message), oldest first.
         self._halves: dict[tuple[str, str], list[tuple[float, Half]]] = {}
         self._look_at = _LOOK_AT
 

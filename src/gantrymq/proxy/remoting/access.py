@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class RemotingAccess:
-    """Checks the requests of the remoting port. Not created without access control."""
+    """Checks the requests of the remoting port. Created only if access control is on."""
 
     def __init__(self, config: ProxyConfig, metadata: Metadata) -> None:
         self._metadata = metadata

@@ -22,7 +22,7 @@ BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage", *RE
 
 @dataclass(slots=True, frozen=True)
 class BodyOptions:
-    """The format of bodies. Also their schema, if the options contain one.
+    """The format of bodies, and the schema of the bodies if the options contain one.
 
     Options:
         bodyFormat: `string` (UTF-8), `json`, `avro` (binary encoding without a header) or `protobuf`.
