@@ -349,7 +349,7 @@ class StoreFull(StoreError):
 class SyncFailed(StoreError):
     """A flush to disk (fsync) failed.
 
-    The kernel marks the pages as written anyway. A second fsync can therefore succeed although data is missing.
+    The kernel nevertheless marks the pages as written. A second fsync can therefore succeed although data is missing.
 
     Remedy: check the disk and the kernel's log, then restart the broker. It continues with the data that is certainly
     on the disk.

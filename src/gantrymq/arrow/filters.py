@@ -14,7 +14,7 @@ from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL, SubscriptionData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 
-#: The type of the options of a read: those of this package, or Spark's.
+#: The type of a read's options: the options of this package, or of the Spark source.
 R = TypeVar("R", bound=ReadOptions)
 
 _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {

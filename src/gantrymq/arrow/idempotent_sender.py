@@ -1,9 +1,9 @@
 """`IdempotentSender` sends the rows of a write with exactlyOnce, so that brokers drop duplicates (`protocol.row_ids`).
 
-The number of a row, its sharding key or its columns select one of the write's queues. The write's queues are those of
-an earlier attempt if brokers have its rows. Otherwise they come from `find_write_queues`, which Spark calls on the
-driver. Requests to one queue are sent one after the other, and requests to different queues concurrently. If a broker
-is down, the sender retries with the same queue, because another queue could store the rows again.
+The number of a row, its sharding key or its columns select one of the write's queues. If brokers have rows of an
+earlier attempt, the write uses the queues of this attempt. Otherwise they come from `find_write_queues`, which Spark
+calls on the driver. Requests to one queue are sent one after the other, and requests to different queues concurrently.
+If a broker is down, the sender retries with the same queue, because another queue could store the rows again.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class IdempotentSender:
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Sends messages by topic, and returns after all of them are stored.
 
-        Raises the errors of a send, and BrokerError if the rows differ from those of an earlier attempt.
+        Raises the errors of a send, and BrokerError if an earlier attempt had other rows.
         """
         queues = self._queues
         by_queue: dict[MessageQueue, list[NumberedRow]] = {}

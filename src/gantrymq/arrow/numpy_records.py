@@ -46,7 +46,7 @@ from gantrymq.protocol.record import (
 )
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 
-#: numpy's type codes for those of `FIELDS`.
+#: Maps the `struct` codes in `FIELDS` to numpy's type codes.
 _CODES = {"i": ">i4", "I": ">u4", "q": ">i8"}
 _HEAD = np.dtype([(field, _CODES[FIELDS[field]]) for field in HEAD])
 _AFTER_HOSTS = np.dtype([(field, _CODES[FIELDS[field]]) for field in AFTER_HOSTS])

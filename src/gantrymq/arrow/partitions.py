@@ -48,7 +48,7 @@ def plan_partitions(
     if options.deduplicate:
         return [ranges] if ranges else []
     if options.max_bytes_per_second is not None:
-        # One task per broker, because each task applies the limit by itself (`pull.PullRate`).
+        # There is one task per broker, because each task applies the limit on its own (`pull.PullRate`).
         by_broker = sorted(ranges, key=lambda part: part.queue.broker_name)
         return [list(parts) for _, parts in groupby(by_broker, key=lambda part: part.queue.broker_name)]
     if options.min_partitions is not None:

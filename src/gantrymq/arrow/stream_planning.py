@@ -69,7 +69,7 @@ async def latest_offsets(cluster: ClusterClient, options: ReadOptions, known: It
     Raises:
         NoRouteInfo: A topic has no route.
         BrokersAway: A broker is down, after retries.
-        DataLost: The topic is only on brokers with other names than those of `known`.
+        DataLost: The topic is only on brokers whose names are not in `known`.
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
     if wanted:

@@ -14,7 +14,7 @@ LOG_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class JobReport:
-    """The runs and failures of a job after the start. Times in seconds are those of a monotonic clock."""
+    """The runs and failures of a job after the start. Times in seconds are from a monotonic clock."""
 
     name: str
     runs: int = 0

@@ -37,7 +37,7 @@ class Tasks:
         task.add_done_callback(self._done)
 
     async def wait(self) -> None:
-        """Waits until no task is running, including tasks that start meanwhile."""
+        """Waits until no task is running, including tasks that start during the wait."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -15,7 +15,7 @@ from gantrymq.errors import GantryError
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs `gantry` and returns the exit code. `arguments` defaults to those of the process."""
+    """Runs `gantry` and returns the exit code. `arguments` defaults to the arguments of the process."""
     if sys.stdin is None:
         # Standard input is closed (`<&-`): uvloop would use file descriptor 0 and abort when it closes this descriptor.
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))

@@ -1,6 +1,7 @@
 """ClientInstance: connections, routes and heartbeats of a producer or consumer (`MQClientInstance`).
 
-In Java all producers and consumers of a process share one instance. Here each has its own, with its own client id.
+In Java all producers and consumers of a process share one instance. Here, each producer and consumer has its own
+instance, with its own client id.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """Returns the readable queues, sorted. A queue whose broker has only slaves is readable, too."""
+    """Returns the readable queues, sorted. A queue is also readable if its broker has only slaves."""
     return sorted(
         MessageQueue(topic, queues.broker_name, queue_id)
         for queues in route.queue_datas
@@ -122,8 +122,8 @@ class Routes:
     returns the NameServers; it is called before the first request and by `rediscover`. `on_new` is called for a new
     route that may change soon (see `look_again`).
 
-    After a restart, a NameServer's route can lack brokers that have not registered again. The client then queries the
-    other NameServers, too. The awaited brokers keep their entries in the cached route.
+    After a restart, a NameServer's route can lack brokers that have not registered again. The client then also queries
+    the other NameServers. The awaited brokers keep their entries in the cached route.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class Routes:
         raise NoRouteInfo(topic, self.name_servers)
 
     def _next(self, tried: set[str]) -> str | None:
-        """Returns the current NameServer, or the next one that was not tried. The list may have changed meanwhile."""
+        """Returns the current NameServer, or the next one that was not tried. The list may have changed since."""
         count = len(self.name_servers)
         in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
         return next((name_server for name_server in in_turn if name_server not in tried), None)

@@ -165,7 +165,7 @@ def _with_set(state: BrokerState, seen: SyncStateSetSeen | None) -> BrokerState:
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:
-    # Every broker has topics for its own name, its cluster and the cluster's replies (TopicConfigManager).
+    # Every broker has topics with its own name, with its cluster's name, and for replies (TopicConfigManager).
     of_broker = (broker.broker_name, broker.cluster, f"{broker.cluster}_REPLY_TOPIC")
     return is_system_topic(topic.topic_name) or topic.topic_name in of_broker
 

@@ -3,8 +3,8 @@
     dispatcher = TraceDispatcher(producer.send)
     dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
 
-The format is that of Java's tools (client/trace/TraceDataEncoder); `client.admin.trace` decodes it.
-Source of the dispatcher: client/trace/AsyncTraceDispatcher.
+The format is the same as in Java (client/trace/TraceDataEncoder). `client.admin.trace` decodes it. Source of the
+dispatcher: client/trace/AsyncTraceDispatcher.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ class PlainSends(Protocol[Q]):
         """Stores the messages of the frames in `data`. Stops at an unknown or special frame, or if the file is full.
 
         Returns (responses, number of frames by request code, number of their bytes, queues that received messages,
-        whether `allow` may be called for the next frame). `log` is a `CommitLog`. Its position and those of the queues
-        are read at the start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised and
-        nothing is stored.
+        whether `allow` may be called for the next frame). `log` is a `CommitLog`. The positions of the log and of the
+        queues are read at the start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised
+        and nothing is stored.
         """
         ...
 
@@ -126,7 +126,7 @@ class PlainSends(Protocol[Q]):
     ) -> bool:
         """Registers the header of the frame at which the last `handle` stopped. The arguments are the header's values.
 
-        `flag` is that of a single message. Returns false if the header cannot be stored.
+        `flag` is the flag of a single message. Returns false if the header cannot be stored.
         """
         ...
 

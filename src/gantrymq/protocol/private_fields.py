@@ -1,4 +1,4 @@
-"""Header fields of GantryMQ, which Apache's programs ignore. `row_ids.py` has those of exactly-once writes."""
+"""Header fields of GantryMQ, which Apache's programs ignore. `row_ids.py` has the fields of exactly-once writes."""
 
 #: Field of a send request: the client's timeout, in ms. Without it a broker assumes 3000, the default of
 #: `DefaultMQProducer.sendMsgTimeout`. Clients omit it for 3000 and round other values, because the native code caches

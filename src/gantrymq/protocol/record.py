@@ -31,7 +31,8 @@ MAGIC_BLANK = 0xCBD43194
 MAX_TOPIC_LENGTH_V1 = 127
 
 #: Fields of the fixed part in order, with their `struct` codes. Offsets up to the born host are the same in all
-#: records. Offsets after it are those of records with IPv4 hosts. `AFTER_HOSTS` are the fields after the hosts.
+#: records. Offsets of later fields are only valid for records with IPv4 hosts. `AFTER_HOSTS` are the fields after the
+#: hosts.
 FIELDS = {
     "size": "i",
     "magic": "I",

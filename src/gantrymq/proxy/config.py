@@ -56,8 +56,8 @@ class ProxyConfig(TlsConfig):
     enable_remoting_local_proxy_grpc: bool = True
     #: If true, other processes of this proxy listen on the same ports. `--processes` sets this value.
     shared_ports: bool = False
-    # The next four keys have other names than those of brokers and NameServers. If this key is true and no certificate
-    #: is configured, the proxy creates a certificate for the first client that uses TLS.
+    # The next four keys have other names than the keys of brokers and NameServers. If this key is true and no
+    #: certificate is configured, the proxy creates a certificate for the first client that uses TLS.
     tls_test_mode_enable: bool = True
     #: File with the private key of the proxy's certificate, PEM.
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})

@@ -4,8 +4,8 @@ Two encoded bytes can become an element of 80 bytes in memory, and four bytes an
 encoding once, creates no message, and stops at the limits of its rpc. Depth needs no limit of its own: no message of
 RocketMQ contains itself, unknown fields are skipped, and groups, which can nest without end, are refused.
 
-The figures are those of protobuf's C implementation (upb). The scan of a SendMessage with one message takes 5 us.
-While much memory is free, callers therefore use the upper limit `most_memory_of` of a small message instead of a scan.
+The figures are from protobuf's C implementation (upb). The scan of a SendMessage with one message takes 5 us. While
+much memory is free, callers therefore use the upper limit `most_memory_of` of a small message instead of a scan.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 class RocketMQDataSource(DataSource):
     """Implements `format("rocketmq")` for `read`, `readStream`, `write` and `writeStream`.
 
-    The module `options` describes every option. A read has the columns `columns.READ_COLUMNS` and those of the option
-    propertyColumns. It has `properties` only with includeProperties. `.schema("body binary, tags string")` selects
-    columns; the others then cost nothing. A write accepts `columns.WRITE_COLUMNS`.
+    The module `options` describes every option. A read has the columns `columns.READ_COLUMNS` and the columns of the
+    option propertyColumns. It has `properties` only with includeProperties. `.schema("body binary, tags string")`
+    selects columns; the others then cost nothing. A write accepts `columns.WRITE_COLUMNS`.
     """
 
     @classmethod

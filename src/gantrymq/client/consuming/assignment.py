@@ -64,7 +64,7 @@ class Health:
 
 
 class Assignment:
-    """Notifies the application of assigned and revoked queues, except those of retry topics."""
+    """Notifies the application of assigned and revoked queues, except queues of retry topics."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Assignment:
 
 
 def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
-    """Returns the queues without those of retry topics."""
+    """Returns the queues without queues of retry topics."""
     return {queue for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
 
 

@@ -99,7 +99,7 @@ class ConsumeConcurrently:
             self._give_back(process_queue, message)
 
     def _give_back(self, process_queue: ProcessQueue, message: MessageExt, delay_level: int = 0) -> None:
-        # The next owner of a revoked queue receives the message anyway.
+        # The queue is revoked, so its next owner receives the message in any case.
         if not process_queue.dropped and message in process_queue and message not in self._under_way:
             self._under_way.add(message)
             self._sending_back.start(self._send_back(process_queue, message, delay_level))

@@ -297,7 +297,7 @@ class PushConsumer(PullingConsumer):
 
     @property
     def assignment(self) -> set[MessageQueue]:
-        """The assigned queues, including those of the retry topic."""
+        """The assigned queues, including queues of the retry topic."""
         if self._parts is None:
             return set()
         popped = self._parts.popped.queues if self._parts.popped is not None else set()

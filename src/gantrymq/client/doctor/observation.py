@@ -104,7 +104,7 @@ class Observation:
     over_tls: bool = False
     #: Whether the requests were signed.
     is_signed: bool = False
-    #: Consumer groups, or those of the checked topic; limited to MAX_GROUPS.
+    #: All consumer groups, or only the groups of the checked topic; at most MAX_GROUPS.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
     group: OneGroup | None = None

@@ -312,7 +312,7 @@ class Producer(Lifecycle):
             raise IllegalMessage(NOT_IN_A_BATCH)
         deadline = clock.monotonic() + timeout_ms / 1000
         queue = await self._queue_of_key([message], timeout_ms)
-        # The producer may have been closed meanwhile.
+        # The producer may have been closed in the meantime.
         self._check_open()
         return self._add_to_batch(message, _left_ms(deadline), queue)
 

@@ -121,8 +121,8 @@ class BatchAckBody(msgspec.Struct, rename="camel"):
 class RequestMode(msgspec.Struct, rename="camel"):
     """The body of SET_MESSAGE_REQUEST_MODE (401), and an entry of messageRequestMode.json.
 
-    If `pop_share_queue_num` is positive, a client pops its own queues and those of this many other clients. Otherwise
-    it pops all queues.
+    If `pop_share_queue_num` is positive, a client pops its own queues and the queues of this many other clients.
+    Otherwise it pops all queues.
     """
 
     topic: str

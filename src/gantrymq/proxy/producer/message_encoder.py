@@ -1,6 +1,6 @@
 """Validates a client's message and converts it to a broker's format.
 
-Error codes and texts are those of Java's proxy.
+Error codes and texts are the same as in Java's proxy.
 
 Source: `SendMessageActivity` (buildMessage, buildMessageProperty, fillDelayMessageProperty).
 """

@@ -1,8 +1,8 @@
 """Access control for clients of the remoting protocol.
 
-The rules are those of a broker. The proxy requests users and policies from a broker. It forwards each request with the
-client's signature, so a broker with access control checks the request again. The broker also makes checks that a proxy
-cannot make, for example which record is at an offset.
+The rules are the same as in a broker. The proxy requests users and policies from a broker. It forwards each request
+with the client's signature, so a broker with access control checks the request again. The broker also makes checks that
+a proxy cannot make, for example which record is at an offset.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ class RemotingProtocolServer(RemotingServer):
         answered: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         names = link.names
         if request.code == RequestCode.HEART_BEAT:
-            # A client requests the routes of its topics before its heartbeats, so the cached routes suffice.
+            # A client requests the routes of its topics before its heartbeats, so the cached routes are enough.
             routes = map(self._brokers.routes.cached, chain.from_iterable(link.groups.values()))
             brokers = (broker.broker_name for route in routes if route is not None for broker in route.broker_datas)
             names = list(dict.fromkeys(chain(link.brokers, brokers)))

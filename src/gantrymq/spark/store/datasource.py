@@ -53,7 +53,7 @@ class RocketMQStoreReader(DataSourceReader):
 class RocketMQStoreDataSource(DataSource):
     """Implements `spark.read.format("rocketmq-store").load(directory)`. `StoreOptions` describes every option.
 
-    The columns are those of `format("rocketmq")`. Messages are in the order of the commit log.
+    The columns are the same as for `format("rocketmq")`. Messages are in the order of the commit log.
     """
 
     @classmethod
