@@ -1,11 +1,11 @@
-"""An empty slave that takes a master's log, beside copying as many bytes; prints a Markdown table.
+"""Measures an empty slave that copies a master's log, and plain copies of as many bytes; prints a Markdown table.
 
     .venv/bin/python bench/catching_up.py [--gib N] [--size BYTES] [--limit-mib N] [--directory DIR] [--controller]
 
 Everything runs on this machine. The slave copies the whole log first. With syncFromLastFile, it copies only the last
-file (at most 1 GiB). Its time starts with its process. Two figures show the upper limit: a copy of the log by dd(1),
-and a transfer by sendfile(2) over loopback to a process that writes a file. All runs begin with the log in the page
-cache and no data to write back.
+file (at most 1 GiB). The measured time starts with the slave's process. Two figures show the upper limit: a copy of the
+log by dd(1), and a transfer by sendfile(2) over loopback to a process that writes a file. All runs begin with the log
+in the page cache and no data to write back.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ Run = Callable[[int], Figures]
 def loads(namesrv: str, args: argparse.Namespace) -> list[tuple[str, Run, Run]]:
     """Returns (name, Java's run, our run) of each load.
 
-    The reads consume what the sends sent, from the first message on.
+    The reads consume the sent messages, from the first one on.
     """
     count, size = str(args.count), str(args.size)
 

@@ -1,4 +1,4 @@
-"""What a producer's calls cost without sockets, and a consumer's steps: microseconds of processor time per message.
+"""Measures a producer's calls without sockets, and the steps of a consumer: microseconds of CPU time per message.
 
     .venv/bin/python bench/client_micro.py
 

@@ -4,7 +4,8 @@
     .venv/bin/python bench/compare_micro.py COMMIT micro.py --rounds 9
 
 Each commit runs its own version of the benchmark, because the steps that it measures are internal. A row's figure is
-the smallest of all rounds: other programs can only make a step slower. Rows that only one of the two has are left out.
+the smallest of all rounds: other programs can only make a step slower. Rows that only one of the two commits has are
+left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures mechanisms that docs/decisions justifies by figures, each beside its alternative.
+"""Measures mechanisms that docs/decisions justifies with figures, each one beside its alternative.
 
     .venv/bin/python bench/decisions.py [--results FILE]
 
@@ -50,7 +50,7 @@ COLUMNS = ("body", "topic", "queueId", "queueOffset", "bornTimestamp", "storeTim
 
 
 async def single_us(directory: Path) -> tuple[float, float]:
-    """Returns the costs to store and to commit a half message that has requests of its own."""
+    """Returns the costs to store and to commit a half message that is sent and ended on its own."""
     async with started(directory) as (_, producer):
         began, halves = time.process_time(), []
         for _ in range(0, MESSAGES, CONCURRENT):
@@ -63,7 +63,7 @@ async def single_us(directory: Path) -> tuple[float, float]:
 
 
 async def ranges_us(directory: Path) -> tuple[float, float]:
-    """Returns the costs to store and to commit a half message of a batch."""
+    """Returns the costs to store and to commit a half message that is sent in a batch."""
     async with started(directory) as (_, producer):
         began = time.process_time()
         own = {"UNIQ_KEY": "7F01"}

@@ -1,6 +1,6 @@
 """The load of a failover: paced sends in order for each key, with a record of every acknowledgement.
 
-A message is sent again until it is acknowledged. So for each key, the log has at most one message more than were
+A message is sent again until it is acknowledged. For each key, the log therefore has at most one message that was not
 acknowledged. The process stops when its standard input closes.
 """
 

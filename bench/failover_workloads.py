@@ -6,8 +6,8 @@ Each line of the record file is one event, written at once: a word, a number, an
     transactions 12 81.3     the transaction 12 was committed, and the commit was sent
     delays 13 81.4           the delayed message 13 was acknowledged with SEND_OK
 
-Transactions and delayed messages are sent once: a number whose send failed is given up. So only a broker can have
-stored a number twice. The process stops when its standard input closes.
+Transactions and delayed messages are sent once. If a send fails, its number is not sent again. If a number is stored
+twice, the broker has therefore repeated it. The process stops when its standard input closes.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def alternate(
 ) -> list[Measure]:
     """Runs each system once per round, in turn, so that a temporarily slow machine affects both.
 
-    Rounds count from the time when all systems are warm, or after `warm_up_rounds`. In the second case, the row's
-    name says that they never were warm.
+    Rounds count from the time when all systems are warm, or after `warm_up_rounds`. In the second case, the row's name
+    says that the systems never were warm.
     """
     warm_up, steady = 0, False
     firsts: dict[str, list[float]] = {cluster.system.name: [] for cluster in clusters}

@@ -1,4 +1,4 @@
-"""The hot path's pieces by themselves: nanoseconds of processor time per message; see README.md."""
+"""Measures each step of the broker's hot path on its own: nanoseconds of CPU time per message. See README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How cost grows with messages, topics, queues, groups, connections, sizes and brokers.
+"""Measures how cost grows with messages, topics, queues, groups, connections, sizes and brokers.
 
     .venv/bin/python bench/scale.py                     # all of it, about ten minutes
     .venv/bin/python bench/scale.py --only groups size  # some of it; the other figures stay
@@ -6,7 +6,8 @@
     .venv/bin/python bench/scale.py --quick             # does it work at all; writes nothing
 
 Prints Markdown tables, keeps the figures in results/scale.json, draws the charts of docs/measurements.md, and writes
-the limits into docs/performance.md. tools/measurements.py then renders the tables. README.md says what is measured.
+the limits into docs/performance.md. tools/measurements.py then renders the tables. README.md describes what is
+measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Soak: producers and three groups whose consumers come and go, for minutes; see README.md.
+"""Soak test: producers, and three groups whose consumers come and go, for some minutes. See README.md.
 
 Checks during the run: acknowledged messages reach every group; the orderly group never skips a message of a key;
 every consumer that stays long enough receives messages; the broker's memory does not grow. If a check fails, the

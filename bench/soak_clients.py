@@ -1,7 +1,7 @@
-"""The clients of a soak, each kind in a process of its own, so that nothing but its own work keeps it from receiving.
+"""The clients of a soak test. Each kind has a process of its own, so that no other work delays its messages.
 
-What is acknowledged or received is appended to a file, a record for each message; `soak.py` reads it at its own pace.
-A process stops when its standard input closes, which it does with the starter's end, whatever that is.
+A process appends a record to a file for each message that is acknowledged or received. `soak.py` reads these files. A
+process stops when its standard input closes. This also happens if the process that started it dies.
 """
 
 from __future__ import annotations

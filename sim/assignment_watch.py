@@ -76,7 +76,7 @@ class AssignmentWatch:
         return all(at > self._scene.name_servers_at - _MOVES_S for at in self._scene.members[group].values())
 
     def _is_route_awaited(self) -> bool:
-        """Returns true if the NameServers kept their disks and run for less than a registration period."""
+        """Returns true if the NameServers kept their disks and have run for less than a registration period."""
         scene = self._scene
         return not scene.has_new_name_servers and scene.now() < scene.name_servers_at + REGISTRATION_PERIOD_MS / 1000
 

@@ -1,7 +1,8 @@
 """Makes a run fail if it uses the real system, whose results differ from run to run and between machines.
 
-A Python audit hook receives file, socket, process and thread operations before they run. It does not receive syncs,
-sleeps, clock reads and real random numbers. During a run, replacements in their modules catch these.
+A Python audit hook receives file, socket, process and thread operations before they run. The hook does not receive
+syncs, sleeps, clock reads and requests for random numbers. During a run, replacements in their modules catch these
+calls.
 """
 
 from __future__ import annotations

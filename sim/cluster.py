@@ -1,4 +1,4 @@
-"""Servers of a run: the package's own NameServers, brokers and controllers, with small files, so that files fill soon.
+"""Servers of a run: the package's own NameServers, brokers and controllers, whose files are small and fill soon.
 
 Each broker of a name is its own program: broker-0 starts as the master and broker-0.1 as its slave. In controller mode,
 the controller elects the master.
@@ -159,7 +159,7 @@ class Servers:
         return ((program.name, broker) for program, broker in self.looked_into())
 
     def masters(self) -> dict[str, Broker]:
-        """Returns the master of each name by its own role. This can be a broker that others consider dead."""
+        """Returns the broker of each name whose own role is master. Others may consider this broker dead."""
         return {
             broker.config.broker_name: broker
             for program, broker in self.looked_into()

@@ -1,4 +1,4 @@
-"""Number of records of each message in the brokers' logs at the end of a run, delayed and delivered.
+"""Counts the records of each message in the brokers' logs at the end of a run: delayed and delivered ones.
 
 A producer that gets no response sends again, so a message can be stored and delivered several times. If the queues of
 the topic have more copies than were delayed, a broker has repeated a delivery.

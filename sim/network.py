@@ -3,7 +3,7 @@
 A connection consists of two `Stream`s, one for each direction. Bytes keep their order within a stream and arrive after
 the delay of the link. The two streams of a connection have independent delays.
 
-Each stream has a window. If the reader does not read, first the window fills and then the write buffer of the sender.
+Each stream has a window. If the reader does not read, first the window fills, and then the write buffer of the sender.
 While a link is cut, its bytes are queued. When the link is mended, the bytes continue or, at random, the connection is
 reset.
 """

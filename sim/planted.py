@@ -1,6 +1,6 @@
-"""Bugs to plant: the simulator must find each of them, or it proves nothing.
+"""Bugs that are planted on purpose. The simulator must find them, to prove that it finds bugs of this kind.
 
-Each takes the place of a few words of the package, in a copy. `./dev sim --planted` runs seeds until one fails.
+Each bug replaces a few words in a copy of the package. `./dev sim --planted` runs seeds until one fails.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import gantrymq
 
 
 class Planted(NamedTuple):
-    """`old` stands once in `file`, below gantrymq, and becomes `new`.
+    """A bug: `new` replaces `old`, which occurs once in `file`, a path relative to the package.
 
-    Where `says` has words, one of the problems has to have them: what else fails doesn't find it.
+    If `says` is not empty, the bug counts as found only if a reported problem contains this text.
     """
 
     name: str
@@ -424,7 +424,7 @@ BUGS = (
 
 
 def patched(bug: Planted) -> str:
-    """Its file with the bug. Raises ValueError when its place isn't there."""
+    """Returns the text of the file with the bug. Raises ValueError if `old` does not occur once."""
     text = (_PACKAGE / bug.file).read_text()
     if text.count(bug.old) != 1:
         raise ValueError(f"{bug.name}: {bug.file} has its place {text.count(bug.old)} times")
@@ -432,14 +432,14 @@ def patched(bug: Planted) -> str:
 
 
 def plant(bug: Planted, directory: Path) -> None:
-    """Copies the package into a directory, with the bug."""
+    """Copies the package into a directory and plants the bug in the copy."""
     text = patched(bug)
     shutil.copytree(_PACKAGE, directory / "gantrymq", ignore=shutil.ignore_patterns("__pycache__"))
     (directory / "gantrymq" / bug.file).write_text(text)
 
 
 def find(bug: Planted, seeds: int, jobs: int) -> tuple[int | None, float]:
-    """The first seed that fails, if it fails of that, and how long it took, s."""
+    """Returns the first seed that fails because of the bug, or None, and the duration in seconds."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         plant(bug, Path(directory))
@@ -458,7 +458,7 @@ def find(bug: Planted, seeds: int, jobs: int) -> tuple[int | None, float]:
 
 
 def find_all(seeds: int, jobs: int, words: str = "") -> int:
-    """Prints a table of those with `words` in their names; the exit code says whether each was found."""
+    """Prints a table of the bugs with `words` in their names. Returns the exit code: 0 if each bug was found."""
     missed = 0
     for bug in (bug for bug in BUGS if words in bug.name):
         seed, took_s = find(bug, seeds, jobs)

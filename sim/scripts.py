@@ -215,9 +215,9 @@ class Disaster:
 class Lying:
     """Makes syncs of a broker's log return success without syncing. At the end, its power fails.
 
-    No acknowledged message is lost, because the other brokers have all of them. For this, the broker stays down
-    until no in-sync set contains it. If files are missing after its restart, the broker exits, and its operator
-    starts it with an empty disk.
+    No acknowledged message is lost, because the other brokers have all of them. The broker therefore stays down until
+    no in-sync set contains it. If files are missing after its restart, the broker exits, and its operator starts it
+    with an empty disk.
     """
 
     async def play(self, site: Site, fault: Fault) -> None:

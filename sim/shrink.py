@@ -73,7 +73,7 @@ def size(plan: Plan) -> str:
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """Yields plans that lack one part of this one, those that omit most first."""
+    """Yields plans that lack one part of this plan. The plans that omit most come first."""
     faults = plan.faults
     count = len(faults)
     while count:

@@ -134,7 +134,7 @@ class Watch:
 
     @staticmethod
     def _epoch(broker: Broker) -> str:
-        """Returns the epoch of a controller's broker: it can be master several times, and a slave in between."""
+        """Returns the epoch of a broker in controller mode. It can be master several times."""
         roles = broker.replicas_manager._roles if broker.replicas_manager is not None else None
         return f" in epoch {roles.role.epoch}" if roles is not None else ""
 

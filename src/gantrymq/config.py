@@ -96,7 +96,7 @@ def changed_properties(text: str, changes: Mapping[str, str]) -> str:
     """Returns properties text with changed values. Comments, other lines and the order stay. New keys are appended."""
     lines = _LINE.findall(text)
     missing = dict(changes)
-    # In reverse, so that a replacement does not shift the line numbers of the entries that follow.
+    # The entries are replaced in reverse order, so that a replacement does not shift the lines of entries that follow.
     for first, last, line in reversed(list(_logical_lines(text))):
         match = _ENTRY.fullmatch(line)
         key = _unescape(match[1]) if match is not None else ""
@@ -219,7 +219,7 @@ def _bounds_problem(each: Field[Any], value: Any) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    # Cached, because evaluating all type hints of a broker's configuration takes some milliseconds.
+    # Cached, because the evaluation of a broker configuration's type hints takes some milliseconds.
     return typing.get_type_hints(cls)
 
 

@@ -66,7 +66,7 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "NOT_PERMITTED"
     #: The consume queue has entries of the messages, but the commit log lacks them: expired or lost.
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
-    #: The client that receives the reply is not connected.
+    #: The client to which the reply is addressed is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
 
 
@@ -349,7 +349,7 @@ class StoreFull(StoreError):
 class SyncFailed(StoreError):
     """A flush to disk (fsync) failed.
 
-    The kernel marks the pages as written anyway. A second fsync can therefore succeed although data is missing.
+    The kernel nevertheless marks the pages as written. A second fsync can therefore succeed although data is missing.
 
     Remedy: check the disk and the kernel's log, then restart the broker. It continues with the data that is certainly
     on the disk.

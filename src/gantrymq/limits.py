@@ -1,8 +1,8 @@
 """All limits on the resources of a server that peers may use.
 
-A `Limit` holds for all peers of one server together. One host gets at most half of it, and one connection a quarter.
-The rule is in `remoting/quota.py`. The other limits are constants. They need no shares: the module in the comment
-describes the order in which it refuses, delays or closes the items that it counts.
+A `Limit` holds for all peers of one server together. One host gets at most half of a limit, and one connection a
+quarter. The rule is in `remoting/quota.py`. The other limits are constants. They need no shares: the module in the
+comment describes the order in which it refuses, delays or closes the items that it counts.
 
 `memory_of` is the sum of the limits of a server: about the largest memory that hostile peers can use, in addition to
 the server's own tables and caches. One limit has a configuration key: WAITING_POPS is the default of

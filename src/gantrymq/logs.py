@@ -62,7 +62,7 @@ def peer_log(name: str) -> logging.Logger:
 def log_to_stderr() -> None:
     """Configures the root logger of a server process: level INFO and above, to stderr.
 
-    The format is that of LineFormatter, or of JsonFormatter if the environment has GANTRY_LOG_FORMAT=json.
+    Uses LineFormatter, or JsonFormatter if the environment has GANTRY_LOG_FORMAT=json.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if os.environ.get("GANTRY_LOG_FORMAT") == "json" else LineFormatter())
@@ -120,7 +120,7 @@ class PeerFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        #: By line number: [start of the current period (monotonic, in seconds), number of records in it].
+        #: Line number -> [start of the current period (monotonic, in seconds), number of records in this period].
         self._periods: dict[int, list[float]] = {}
 
     def forget(self) -> None:

@@ -27,7 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout to receive a request and to send its response, in seconds. The server then closes the connection.
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
-#: Maximum number of open connections: enough for Prometheus and a few people. Further connections are closed at once.
+#: Maximum number of open connections, which is enough for Prometheus and a few people. Further ones are closed at once.
 MAX_CONNECTIONS = 32
 
 

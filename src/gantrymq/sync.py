@@ -66,8 +66,8 @@ class _Sync:
     If a handler, a middleware or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and
     the client is closed. Pending calls and the next call raise ThreadDied.
 
-    Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If it is `close`, the
-    close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
+    Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If the interrupted call is
+    `close`, the close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
     """
 
     def __init__(self, client: Producer | GroupConsumer) -> None:
@@ -79,7 +79,8 @@ class _Sync:
         self._death_is_told = False
         #: Guards the submission of work, so that no work is submitted after the thread has ended.
         self._lock = threading.Lock()
-        #: Guards the end of the thread, which can take as long as a close. The next call continues an interrupted end.
+        #: Guards the end of the thread, which can take as long as a close. If the end is interrupted, the next call
+        #: continues it.
         self._ending = threading.Lock()
         self._is_ending = False
 
@@ -327,7 +328,7 @@ class _SyncConsumer(_Sync):
         self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
 
     def _in_loop(self, change: Callable[[], T]) -> T:
-        """Returns the result of `change`, which runs in the event loop's thread while the consumer is started."""
+        """Runs `change` and returns its result. If the consumer is started, it runs in the event loop's thread."""
 
         async def work() -> T:
             return change()

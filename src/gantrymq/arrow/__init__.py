@@ -8,9 +8,9 @@
 source (`gantrymq.spark`) is based on the other modules. The module of such a function is imported when the function is
 first used, so that Spark's Python workers start faster.
 
-- Planning: `planning.py` plans a batch read, `stream_planning.py` advances a stream. Both use `queues.py` (the queues
-  of the read, and brokers that are down), `partitions.py`, `offsets.py` and `stream_position.py`. `filters.py` has
-  the conditions that reduce a read.
+- Planning: `planning.py` plans a batch read, `stream_planning.py` advances a stream. Both modules use `queues.py` (the
+  queues of the read, and brokers that are down), `partitions.py`, `offsets.py` and `stream_position.py`. `filters.py`
+  has the conditions that reduce a read.
 - Reads: `rows.py` pulls bytes with `pull.py`. It decodes them into Arrow columns with `arrow_records.py`, without a
   Python object for each record. `columns.py` has every column.
 - Writes: `row_messages.py` encodes the rows. `row_sender.py` or `idempotent_sender.py` sends them.

@@ -25,7 +25,7 @@ class Properties:
     """The properties of records, in `buffer`: each record has an entry in `starts` and in `ends`, ascending."""
 
     def __init__(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
-        # The copy has no bodies, so that the search for separators doesn't scan them.
+        # The properties are copied, so that the search for separators doesn't scan the bodies.
         joined = gather_binary(buffer, starts, ends)
         _, offsets, data = joined.buffers()
         self._offsets = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
@@ -44,7 +44,7 @@ class Properties:
         starts[1:] = ends[:-1] + (data[ends[:-1]] == _END)
         separators = np.flatnonzero(data == _NAME_VALUE)
         if len(separators) != len(ends) or not ((starts < separators) & (separators < ends - 1)).all():
-            # An item has no name, no value or several separators. The first separator counts.
+            # An item has no name, no value or several separators. The first separator is the one that counts.
             separators = np.append(separators, len(data))[np.searchsorted(separators, starts)]
             good = (starts < separators) & (separators < ends - 1)
             starts, separators, ends = starts[good], separators[good], ends[good]

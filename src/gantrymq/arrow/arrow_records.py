@@ -64,7 +64,7 @@ class ArrowRecords(ABC):
         """
 
     def _ends_at(self, at: int) -> bool:
-        """Whether no complete record begins at `at` because the file, or this part of it, ends."""
+        """Whether the end of the file, or of this part of it, is the reason why no complete record begins at `at`."""
         if len(self._buffer) - at < FIXED_SIZE_V4:
             return True
         size, magic = _unpack_head(self._buffer, at)
@@ -116,7 +116,7 @@ class ArrowRecords(ABC):
 
     @abstractmethod
     def has_wrong_crc(self) -> npt.NDArray[np.bool_]:
-        """For each record, whether its body doesn't match the CRC32 in the record."""
+        """For each record: true if its body doesn't match the CRC32 in the record."""
 
     @property
     def has_compressed(self) -> bool:
@@ -179,7 +179,7 @@ class ArrowRecords(ABC):
         """Returns one array for each name in `wanted`.
 
         A name is a column of a read (except `body` and `bodyError`), or the name of a property. `topic` and
-        `broker_name` are those of the pull. If `topic` is None, each record's own topic is used.
+        `broker_name` are those of the pull. If `topic` is None, the column has the topic of each record.
         """
         return [self._column(name, topic, broker_name) for name in wanted]
 

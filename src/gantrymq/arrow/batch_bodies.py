@@ -24,8 +24,8 @@ from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.row_ids import GANTRY_ID, SEQUENCE_LENGTH, Place
 
-#: Limits of a request: messages, and approximate size in bytes. Both keep it well below a broker's maxMessageSize of 4
-#: MiB.
+#: Limits of a request: messages, and approximate size in bytes. They keep a request well below a broker's
+#: maxMessageSize of 4 MiB.
 REQUEST_MESSAGES = 1000
 REQUEST_BYTES = 1024 * 1024
 #: The columns keys and tags, with their properties.
@@ -37,7 +37,7 @@ _BYTES = (pa.binary(), pa.string())
 #: Largest number of rows that are encoded at once. `UniqueKeys.some` returns at most 65,536 keys at once.
 _ROWS_AT_ONCE = 30_000
 
-#: (flag, body, properties), the form that `encode_batch` accepts.
+#: A message as (flag, body, properties), the form that `encode_batch` accepts.
 Encoded = tuple[int, bytes, bytes]
 
 

@@ -60,7 +60,7 @@ class ValueDecoder:
         try:
             return pa.array(values, self._kind), errors
         except _NOT_OF_TYPE:
-            # The error doesn't name the value, so each value is converted alone. This is rare.
+            # The error doesn't tell which value is wrong, so each value is converted alone. Such errors are rare.
             for index, value in enumerate(values):
                 try:
                     pa.array([value], self._kind)

@@ -169,7 +169,7 @@ class ClusterClient(NameServerClient):
         return await self.request_broker(queue, lambda to: self._api.max_offset(to, queue.topic, queue.queue_id))
 
     async def max_offset_once(self, queue: MessageQueue) -> int:
-        """`max_offset` without retries."""
+        """Like `max_offset`, without retries."""
         return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
 
     async def max_offsets_once(self, queue: MessageQueue) -> dict[int, int]:
@@ -191,7 +191,7 @@ class ClusterClient(NameServerClient):
         return max_offsets(response.body)
 
     async def end_of_removed(self, queue: MessageQueue, offset: int) -> int:
-        """Returns the end of a queue that the topic may no longer have. Without retries.
+        """Returns the end of a queue, which the topic may no longer have. Does not retry.
 
         The result is 0 if the broker has no message from `offset` on.
         """
@@ -212,7 +212,7 @@ class ClusterClient(NameServerClient):
         address = self._address(queue)
         offset = await self._api.min_offset(address, queue.topic, queue.queue_id)
         store_time_ms = await self._api.earliest_store_time(address, queue.topic, queue.queue_id)
-        # Between the requests, retention may have removed the message.
+        # Retention may have removed the message between the two requests.
         if store_time_ms < 0 or offset != await self._api.min_offset(address, queue.topic, queue.queue_id):
             return None
         return FirstMessage(offset, store_time_ms)
@@ -224,7 +224,7 @@ class ClusterClient(NameServerClient):
         if result.status is not PullStatus.FOUND:
             return None
         found, store_time_ms = _offset_and_time(result.body, 0)
-        # In a compacted topic, the broker returns the next message in place of a removed one.
+        # In a compacted topic, the broker returns the next message in place of a removed message.
         return store_time_ms if found == offset else None
 
     def has_master(self, queue: MessageQueue) -> bool:

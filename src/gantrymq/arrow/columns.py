@@ -77,10 +77,10 @@ class Column:
 _STRING = pa.string()
 _BINARY = pa.binary()
 _MAP = pa.map_(_STRING, _STRING)
-#: In UTC, because other zones repeat an hour of each year.
+#: Times are in UTC, because other zones repeat an hour of each year.
 _TIME = pa.timestamp("us", "UTC")
 
-#: Reads have their columns in this order.
+#: The columns of a read are in this order.
 TABLE = (
     Column("topic", _STRING, Origin.TOPIC, written_as=(_STRING,)),
     Column("brokerName", _STRING, Origin.BROKER, written_as=(_STRING,)),

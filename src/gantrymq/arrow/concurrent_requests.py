@@ -27,7 +27,8 @@ async def request_each(
 ) -> list[T]:
     """Returns the response for each item, in order. Raises the first error, as `run_all` does.
 
-    For queues and ranges, the limit applies to each broker. For topics, it applies to all requests together.
+    If the items are queues or ranges, the limit applies to each broker. If they are topics, it applies to all requests
+    together.
     """
     limits: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(max_in_flight))
 

@@ -95,7 +95,7 @@ class ClientPool:
         await self._close(self._expired(time.monotonic()))
 
     async def _close(self, keys: list[bytes]) -> None:
-        # Remove the client first, so that a task that begins meanwhile doesn't get it during its close.
+        # The client is removed first, so that a task that begins in the meantime doesn't get a closing client.
         for pooled in [self._clients.pop(key) for key in keys]:
             await pooled.remoting.close()
 
@@ -120,7 +120,7 @@ class TaskConnections:
         try:
             ended = self._loop.submit(self._cancel())
         except ThreadDied:
-            # The process has ended before an abandoned read, and `close_pool` has closed the connections.
+            # A read was abandoned, and the process has ended: `close_pool` has already closed the connections.
             return False
         # Garbage collection can end an abandoned read in the thread of the event loop.
         return not self._loop.is_current and ended.result()

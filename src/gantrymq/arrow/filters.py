@@ -14,7 +14,7 @@ from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL, SubscriptionData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 
-#: The type of the options of a read: those of this package, or Spark's.
+#: The type of a read's options: the options of this package, or of the Spark source.
 R = TypeVar("R", bound=ReadOptions)
 
 _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {
@@ -112,7 +112,7 @@ def is_one_tag(tag: str) -> bool:
 
 
 def with_tags(options: R, tags: set[str] | None) -> R:
-    """Returns `options` with the tags of the query's conditions, if the broker's filter then gives the same rows."""
+    """Adds the tags of the query's conditions to `options`, if the rows stay the same with the broker's filter."""
     if options.tags is not None and tags is not None:
         tags = tags & set(SubscriptionData.parse("", options.tags).tags_set)
     # A broker filters by one expression, and no expression can mean "no tag". The caller checks each row anyway. In the

@@ -14,5 +14,5 @@ FREED_BYTES = 30 * 1024 * 1024
 @cache
 def reuse_freed_memory() -> None:
     """Frees a large block, after which glibc keeps most of the freed memory. Later calls do nothing."""
-    # Only once: the second time, glibc would return a cached block, which Python would fill with zeros.
+    # This works only once: the second time, glibc would return a cached block, which Python would fill with zeros.
     bytes(FREED_BYTES)

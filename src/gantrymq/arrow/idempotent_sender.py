@@ -1,9 +1,9 @@
 """`IdempotentSender` sends the rows of a write with exactlyOnce, so that brokers drop duplicates (`protocol.row_ids`).
 
-The number of a row, its sharding key or its columns select one of the write's queues. The write's queues are those of
-an earlier attempt if brokers have its rows. Otherwise they come from `find_write_queues`, which Spark calls on the
-driver. Requests to one queue are sent one after the other, and requests to different queues concurrently. If a broker
-is down, the sender retries with the same queue, because another queue could store the rows again.
+The number of a row, its sharding key or its columns select one of the write's queues. If brokers have rows of an
+earlier attempt, the write uses the queues of this attempt. Otherwise they come from `find_write_queues`, which Spark
+calls on the driver. Requests to one queue are sent one after the other, and requests to different queues concurrently.
+If a broker is down, the sender retries with the same queue, because another queue could store the rows again.
 """
 
 from __future__ import annotations
@@ -137,20 +137,20 @@ class IdempotentSender:
         self.at_least_once: set[str] = set()
         self._cluster = cluster
         self._queues = list(queues)
-        # In this order, successive queues are on different brokers.
+        # The queues are ordered so that successive queues are on different brokers.
         self._in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
         self._partition = partition
         self._places: dict[MessageQueue, Place] = {}
         #: {queue: last row in this queue}, for queues with more rows than this attempt has sent.
         self._ahead: dict[MessageQueue, int] = {}
-        #: Fields that are the same in each request.
+        #: Header fields that are the same in each request.
         listed = _list_queues(queues)
         self._fields = {QUEUES_FIELD: listed} if len(listed) <= MAX_QUEUES_LENGTH else {}
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Sends messages by topic, and returns after all of them are stored.
 
-        Raises the errors of a send, and BrokerError if the rows differ from those of an earlier attempt.
+        Raises the errors of a send, and BrokerError if an earlier attempt had other rows.
         """
         queues = self._queues
         by_queue: dict[MessageQueue, list[NumberedRow]] = {}
@@ -208,7 +208,7 @@ class IdempotentSender:
             yield from rows.sequenced(start, end, target, self.last_place(queue))
 
     def last_place(self, queue: MessageQueue) -> Place:
-        """Returns where the last message in this queue ends, or BEGINNING."""
+        """Returns the writer's position after its last message in this queue, or BEGINNING."""
         return self._places.get(queue, BEGINNING)
 
     async def _send_in_order(self, queue: MessageQueue, batches: Iterator[SequencedBatch]) -> None:

@@ -20,8 +20,8 @@ from gantrymq.kernels.interface import Column, Records
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.record import decode_record
 
-#: {column: its property}; None for a column that isn't a single property. A column of propertyColumns isn't listed: it
-#: has the name of its property.
+#: {column: its property}; None for a column that isn't a single property. The table does not list columns of
+#: propertyColumns, which have the names of their properties.
 _PROPERTIES = {
     name: column.source if column.origin in (Origin.PROPERTY, Origin.MESSAGE_ID) else None
     for name, column in READ_COLUMNS.items()
@@ -40,7 +40,7 @@ class NativeRecords(ArrowRecords):
             if part and self._ends_at(bad_at):
                 self.length = bad_at
                 return
-            decode_record(bytes(self._buffer), bad_at, check_crc=False)  # raises an error with the reason
+            decode_record(bytes(self._buffer), bad_at, check_crc=False)  # Raises an error with the reason.
             raise RecordError(f"no whole record begins at {bad_at} of {len(self._buffer)} bytes")
 
     def __len__(self) -> int:

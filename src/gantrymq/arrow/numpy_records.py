@@ -46,7 +46,7 @@ from gantrymq.protocol.record import (
 )
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
 
-#: numpy's type codes for those of `FIELDS`.
+#: Maps the `struct` codes in `FIELDS` to numpy's type codes.
 _CODES = {"i": ">i4", "I": ">u4", "q": ">i8"}
 _HEAD = np.dtype([(field, _CODES[FIELDS[field]]) for field in HEAD])
 _AFTER_HOSTS = np.dtype([(field, _CODES[FIELDS[field]]) for field in AFTER_HOSTS])
@@ -165,7 +165,7 @@ class NumpyRecords(ArrowRecords):
 
     def _refuse(self, records: Sequence[int]) -> None:
         for i in records:
-            decode_record(bytes(self._buffer), int(self._starts[i]))  # raises an error with the reason
+            decode_record(bytes(self._buffer), int(self._starts[i]))  # Raises an error with the reason.
         raise RecordError(f"lengths inside the records of {len(self._buffer)} bytes don't add up")
 
     @cached_property
@@ -185,7 +185,7 @@ def _record_starts(buffer: bytes | memoryview) -> Ints:
             decode_record(bytes(buffer), pos)  # raises
         pos += size
     if pos != end:
-        decode_record(bytes(buffer), starts[-1] if pos > end else pos)  # raises: the last record is cut off
+        decode_record(bytes(buffer), starts[-1] if pos > end else pos)  # Raises, because the last record is cut off.
     return np.array(starts, np.int64)
 
 

@@ -127,7 +127,7 @@ def from_json(value: Any, least: int = EARLIEST_NUMBER) -> Offsets:
 def parse_queue(topic: str, key: Any) -> MessageQueue:
     """The inverse of `queue_key`. Raises ConfigError for text that is not BROKER:QUEUEID."""
     broker_name, _, queue_id = key.rpartition(":") if isinstance(key, str) else ("", "", "")
-    # One form only: `broker-a:00` would be the same queue as `broker-a:0`.
+    # Only one form is valid, because `broker-a:00` would be the same queue as `broker-a:0`.
     if not broker_name or not queue_id.isdecimal() or queue_id != str(int(queue_id)):
         raise ConfigError(f"topic {topic}: {key!r} is not BROKER:QUEUEID")
     return MessageQueue(topic, broker_name, int(queue_id))
@@ -206,7 +206,7 @@ def parse_times(option: str, text: str) -> Boundary:
 
 
 def _whole(option: str) -> int:
-    """The number for queues without an entry, so that they are read completely."""
+    """The number that stands for queues without an entry. These are then read completely."""
     return EARLIEST_NUMBER if option.startswith("starting") else LATEST_NUMBER
 
 
@@ -235,8 +235,8 @@ def limit_rows(
     """Returns ends that are reduced so that the ranges from `start` have at most `max_rows` offsets in total.
 
     Each queue with offsets gets one row, and a share of the rest in proportion to its offsets. If there are more queues
-    than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of these to
-    the next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in `start`.
+    than rows, the next queues in cyclic order after `after` get one row each. The caller passes the last of these
+    queues to the next call (`last_in_turn`), so that every queue is served. Every queue of `end` must be in `start`.
     """
     waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
     total = sum(waiting.values())

@@ -24,7 +24,7 @@ from gantrymq.remoting.tls import TlsConfig
 
 _APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _LAST_VERSION = 10**18 - 1
-#: `int` alone also accepts `1_0` and digits of other scripts.
+#: The pattern is stricter than `int`, which also accepts `1_0` and digits of other scripts.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 #: A duration in Spark's notation, and its units in ms.
 _DURATION = re.compile(r"([0-9]{1,18})\s*([a-z]*)")
@@ -220,7 +220,7 @@ class Values:
 
     def property_columns(self) -> tuple[str, ...]:
         names = comma_list(self.get("propertyColumns") or "")
-        # Names are case-insensitive, as Spark's column names are.
+        # Names are case-insensitive, like Spark's column names.
         taken = {name.lower(): "a read has a column of this name" for name in READ_COLUMNS}
         for name in names:
             if (problem := taken.get(name.lower())) is not None:

@@ -48,7 +48,7 @@ def plan_partitions(
     if options.deduplicate:
         return [ranges] if ranges else []
     if options.max_bytes_per_second is not None:
-        # One task per broker, because each task applies the limit by itself (`pull.PullRate`).
+        # There is one task per broker, because each task applies the limit on its own (`pull.PullRate`).
         by_broker = sorted(ranges, key=lambda part: part.queue.broker_name)
         return [list(parts) for _, parts in groupby(by_broker, key=lambda part: part.queue.broker_name)]
     if options.min_partitions is not None:
@@ -67,7 +67,7 @@ def plan_partitions(
     return _balanced(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
 
 
-#: For each queue, the numbers of the partitions that read it, with the offset between two partitions. `[0, 50, 1]`
+#: Maps each queue to the numbers of the partitions that read it, with the offset between each two of them. `[0, 50, 1]`
 #: means: partition 0 reads up to offset 50 (excluded), partition 1 reads the rest.
 RecordedPlan = dict[MessageQueue, list[int]]
 

@@ -182,7 +182,7 @@ async def _search(cluster: ClusterClient, times: Mapping[MessageQueue, int]) -> 
 
 async def _apply_times(cluster: ClusterClient, filters: PushedFilters, start: Offsets, end: Offsets) -> None:
     # The margin is necessary, because store times of a queue can decrease if a clock was set back or the master
-    # changed. It does no harm, because `RowFilter` or Spark checks the time of each row.
+    # changed. The margin does no harm, because `RowFilter` or Spark checks the time of each row.
     if filters.from_ms is not None:
         for queue, offset in (await _search(cluster, dict.fromkeys(start, filters.from_ms - CLOCK_MARGIN_MS))).items():
             start[queue] = max(start[queue], offset)

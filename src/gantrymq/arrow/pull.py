@@ -58,7 +58,7 @@ class PulledBatch(NamedTuple):
 def report_data_loss(
     options: ReadOptions, what: str, why: str = "Messages were removed by retention, or a broker lost them"
 ) -> None:
-    """Raises DataLost; with failOnDataLoss=false, logs a warning."""
+    """Raises DataLost or, with failOnDataLoss=false, logs a warning."""
     if options.fail_on_data_loss:
         raise DataLost(f"{what}. {why}; to read the other messages, set the option failOnDataLoss=false")
     log.warning("%s; going on, as failOnDataLoss is false", what)
@@ -156,7 +156,7 @@ async def _pieces(
                 yield PulledBatch(part.queue, part.start, end, body)
             else:
                 await asyncio.sleep(PAUSE_S)
-            # A response was shorter than requested: the rest is pulled first, to keep the order.
+            # A response was shorter than requested. The rest is pulled first, to keep the order.
             if end < part.end:
                 left = part._replace(start=end)
                 if in_flight:
@@ -188,7 +188,8 @@ def _end_of(result: PullResult, part: OffsetRange, options: ReadOptions, timer: 
         )
         following = part.end
     else:
-        # The queue had messages when the read was planned: the broker has restarted, or a slave responds.
+        # The queue had messages when the read was planned. Either the broker has restarted since then, or a slave
+        # responds.
         following = start
     return min(following, part.end)
 
@@ -240,7 +241,7 @@ class PullWindow:
         self._full = 0
 
     def update(self, asked: int, covered: int, size: int) -> None:
-        """Adapts both to a response of `size` bytes that has `covered` of the `asked` offsets."""
+        """Adapts both values to a response of `size` bytes that has `covered` of the `asked` offsets."""
         self.pulls = max(2, min(MAX_PULLS, WINDOW_BYTES // max(1, size)))
         if covered < asked:
             self.rows = covered

@@ -210,7 +210,7 @@ def matches(pattern: str, topic: str) -> bool:
 def check_topics(options: ReadOptions, topics: Mapping[str, Iterable[str]]) -> None:
     """Raises ConfigError if an option names a topic that isn't read. `topics` is {option: topics that it names}.
 
-    Otherwise a misspelt topic would have no effect.
+    Without this check, a misspelt topic would have no effect.
     """
     for source, named in topics.items():
         for topic in sorted(named):

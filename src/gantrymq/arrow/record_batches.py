@@ -122,7 +122,7 @@ def _numbers(records: ArrowRecords, wanted: pa.Array | None) -> Ints:
 def _without_wrong(
     bodies: pa.Array, problems: dict[int, str], wrong: npt.NDArray[np.bool_]
 ) -> tuple[pa.Array, dict[int, str]]:
-    """Replaces bodies with a wrong CRC32 by null. This replaces their other problems, which it has caused."""
+    """Replaces bodies with a wrong CRC32 by null. The wrong CRC32 becomes their only problem."""
     if not wrong.any():
         return bodies, problems
     wrong_crc = dict.fromkeys(np.flatnonzero(wrong).tolist(), "the body has another CRC32 than its record says")

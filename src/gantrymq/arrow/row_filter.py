@@ -70,7 +70,7 @@ class RowFilter:
         self._kinds = kinds
 
     def push(self, filters: PushedFilters) -> None:
-        """Adds the conditions to `filters`. Rows are then checked only against those that it does not accept."""
+        """Adds the conditions to `filters`. Rows are then checked only against conditions that it refuses."""
         self._conditions = [condition for condition in self._conditions if not filters.push(*condition)]
         self.decoded = self._with_conditions(self._kinds)
 

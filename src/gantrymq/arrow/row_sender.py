@@ -38,7 +38,8 @@ class RowSender:
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Sends messages by topic, and returns after all of them are stored. Raises the errors of a send."""
-        # Find all queues before creating a coroutine, which an error would leave without an await.
+        # All queues are found before a coroutine is created, because an error would leave the coroutine without an
+        # await.
         work: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for topic, of_topic in messages.items():
             queues = await self._write_queues(topic)

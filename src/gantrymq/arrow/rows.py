@@ -30,7 +30,7 @@ class RowDecoder:
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self._options = options
         self._columns = columns
-        #: The columns to read from each record: those of the schema, and those that filter rows.
+        #: The columns to read from each record: the columns of the schema, and columns on which rows are filtered.
         self._record_columns = stored_columns(columns, options.body)
         if options.tags is not None:
             self._record_columns.append("tags")

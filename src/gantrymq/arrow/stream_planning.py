@@ -69,7 +69,7 @@ async def latest_offsets(cluster: ClusterClient, options: ReadOptions, known: It
     Raises:
         NoRouteInfo: A topic has no route.
         BrokersAway: A broker is down, after retries.
-        DataLost: The topic is only on brokers with other names than those of `known`.
+        DataLost: The topic is only on brokers whose names are not in `known`.
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
     if wanted:
@@ -131,7 +131,7 @@ async def advance(
     ends_of = await _ends_by_broker(cluster, queues, silent)
 
     async def check(queue: MessageQueue) -> QueueCheck | None:
-        # One timeout for each broker is enough.
+        # A broker that does not respond costs only one timeout.
         if queue.broker_name in silent:
             return None
         try:
@@ -193,7 +193,7 @@ def _falls_silent(broker: str, error: RemotingError, silent: set[str]) -> None:
 async def advance_towards(
     cluster: ClusterClient, options: ReadOptions, position: StreamPosition, target: Offsets
 ) -> Progress:
-    """`advance` for a run that ends when it has read up to `target`.
+    """Works like `advance`, for a run that ends when it has read up to `target`.
 
     If `advance` finds nothing to read although the target is not reached, it retries. After the retries, it raises
     BrokersAway. With failOnDataLoss=false, it logs a warning instead.
@@ -236,7 +236,7 @@ async def _check_broker_names(
 ) -> None:
     """Raises DataLost if a topic is on none of the brokers of `known`, and no NameServer has any of these brokers.
 
-    Otherwise every queue would count as new, and would be read from its first message.
+    Without this check, every queue would count as new, and would be read from its first message.
     """
     before, now = (
         {topic: {queue.broker_name for queue in of_topic} for topic, of_topic in groupby(sorted(each), key=_topic_of)}

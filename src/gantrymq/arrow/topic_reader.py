@@ -82,7 +82,7 @@ def row_filter(options: ReadOptions, conditions: Sequence[Condition], columns: S
 
 
 def _plan(options: ReadOptions, filters: PushedFilters) -> list[OffsetRange]:
-    # On the event loop of the connections, because the caller may run its own event loop, as in a notebook.
+    # Runs on the event loop of the connections, because the caller may run its own event loop, as in a notebook.
     with task_connections(options) as brokers:
         start, end = brokers.submit(batch_offsets(brokers.cluster, options, filters)).result()
     return plan_ranges(start, end)

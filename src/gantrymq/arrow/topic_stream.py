@@ -31,8 +31,8 @@ from gantrymq.times import duration_s
 log = logging.getLogger(__name__)
 
 DEFAULT_POLL_INTERVAL_S = 0.1
-#: The most offsets of a round. The queues of a backlog advance evenly, round by round. Otherwise retention could remove
-#: messages of the last queue while the stream reads the others.
+#: The largest number of offsets in a round. Round by round, the queues of a backlog advance evenly. Otherwise retention
+#: could remove messages of the last queue while the stream reads the others.
 ROUND_ROWS = 100_000
 #: A round of more than 100 queues has this many offsets per queue, because a queue costs a few requests in each round.
 ROUND_ROWS_PER_QUEUE = 1_000
@@ -83,7 +83,7 @@ def stream_topic(
     sql92, conditions = conditions_of(filter)
     parsed = read_options(name_servers, topic, start, None, sql92, options, streaming=True)
     rows = row_filter(parsed, conditions, columns)
-    # The queues of a stream change, so only tags are pushed down, and each row is checked.
+    # The queues of a stream change, so only conditions on tags are pushed down, and each row is checked.
     pushed = PushedFilters()
     for condition in conditions:
         pushed.push(*condition)
@@ -96,8 +96,8 @@ def stream_topic(
 class TopicStream:
     """An asynchronous iterator over the batches of a stream. No batch is empty.
 
-    The iterator raises the errors of `read_topic`. An error ends the stream; so does a cancellation of `anext`, for
-    example by a timeout. To continue, create another stream with `position`.
+    The iterator raises the errors of `read_topic`. An error ends the stream. A cancellation of `anext`, for example by
+    a timeout, also ends it. To continue, create another stream with `position`.
     """
 
     def __init__(

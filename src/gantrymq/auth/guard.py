@@ -1,4 +1,4 @@
-"""The check before a broker's handlers: a request without permission does not reach its handler.
+"""The check that runs before a broker's handlers. A request without permission does not reach its handler.
 
 Handlers are wrapped once, when the broker starts. Without access control they are not wrapped and have no extra cost.
 """
@@ -30,7 +30,7 @@ class Caller:
 
     host: str
     name: str | None = None
-    #: Opaque numbers of requests with a bound signature.
+    #: The opaque numbers of received requests with a bound signature.
     opaques: SignedOpaques = field(default_factory=SignedOpaques)
 
 

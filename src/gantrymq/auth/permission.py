@@ -9,7 +9,7 @@ from gantrymq.auth.policy import Action, Pattern, Resource, ResourceType
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: Returns the record at a physical offset if a queue refers to this record; else None.
+#: A function that returns the record at a physical offset if a queue refers to this record, otherwise None.
 RecordAt = Callable[[int], Record | None]
 
 

@@ -66,7 +66,7 @@ class PlainAcl:
 
     @classmethod
     def merge(cls, parts: Iterable[PlainAcl]) -> PlainAcl:
-        """Merges the contents of several files. If an access key occurs twice, its first account counts."""
+        """Merges the contents of several files. If an access key occurs twice, only its first account is used."""
         merged = cls({}, [])
         for part in parts:
             merged.trusted.extend(part.trusted)
@@ -102,7 +102,7 @@ def parse_plain_acl(data: bytes, source: str) -> PlainAcl:
         # BaseLoader keeps all values as text, because a key can consist of digits.
         document = yaml.load(data, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as e:
-        # Use only the position, because the error's text contains parts of the file.
+        # Only the position is used, because the error's text contains parts of the file.
         where = "" if e.problem_mark is None else f", line {e.problem_mark.line + 1}"
         raise ConfigError(f"{source}{where}: invalid YAML: {e.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:

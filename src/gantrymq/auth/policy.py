@@ -17,7 +17,7 @@ from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo
 class _Named(Enum):
     """An enum of Java's names. Parsing ignores case."""
 
-    #: Three times as fast as Enum's hash, which is computed from the name at each request.
+    #: This is three times as fast as Enum's hash, which is computed from the name at each call.
     __hash__ = object.__hash__
 
     @classmethod
@@ -65,7 +65,7 @@ class PolicyType(_Named):
 
 
 class Pattern(Enum):
-    """The kinds of comparison with a name, most exact first."""
+    """The kinds of comparison with a resource's name, the most exact one first."""
 
     __hash__ = object.__hash__
 

@@ -71,7 +71,7 @@ def sending(topic: str) -> Rule:
 
 
 def replying(topic: str) -> Rule:
-    """Returns a rule for a reply: that of a send, but nothing for the cluster's reply topic, as in Java."""
+    """Returns a rule for a reply: the rule of a send, but no need for the cluster's reply topic, as in Java."""
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         name = request.ext_fields.get(topic, "")
@@ -202,7 +202,7 @@ def creating_groups(request: RemotingCommand, broker: Guarded) -> Iterable[Need]
 def _consumed(topic: str, group: str) -> Iterable[Need]:
     """Yields the needs for a message that was delivered to a group.
 
-    The name of a retry topic of POP contains both group and topic. Java uses the whole name as the group's.
+    The name of a retry topic of POP contains both group and topic. Java uses the whole name as the name of the group.
     """
     return group_need(group, _SUB), topic_need(normal_topic(topic, group), _SUB)
 

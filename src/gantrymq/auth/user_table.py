@@ -70,7 +70,7 @@ class UserTable:
         return _encoded(self.users, self.acls)
 
     def copy(self, content: UsersFile) -> None:
-        """Replaces the table by that of another broker. Raises ValueError for an invalid table."""
+        """Replaces the table by the table of another broker. Raises ValueError for an invalid table."""
         users, acls = tables_of(content)
         if users != self.users or acls != self.acls:
             self._set(users, acls)

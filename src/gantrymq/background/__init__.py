@@ -1,6 +1,6 @@
 """Background work: repeated jobs and single tasks on an event loop, and threads.
 
-All background work of the package goes through these modules. So it survives its own errors, logs its failures and
+All background work of the package uses these modules. It therefore survives its own errors, logs its failures and
 reports its state.
 
 - Start with `repeating`: a job that runs repeatedly. `thread` is the counterpart for work that would block the loop.

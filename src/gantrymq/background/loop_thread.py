@@ -132,7 +132,7 @@ class LoopThread:
         try:
             await _end_others()
         finally:
-            # One iteration later, so that results of ended work are delivered first.
+            # Runs one iteration later, so that results of ended work are delivered first.
             self._loop.call_soon(self._loop.stop)
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:

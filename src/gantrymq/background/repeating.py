@@ -44,7 +44,7 @@ class Repeating:
         #: True after `cancel`, until the cancelled task ends.
         self._is_ending = False
         self._began = 0.0
-        #: Time of the run after the current one, if `wake` was called meanwhile.
+        #: Time of the next run, if `wake` was called during the current one.
         self._wake_at = inf
         #: True between `start` and `cancel` or `stop`.
         self.is_started = False

@@ -14,7 +14,7 @@ LOG_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class JobReport:
-    """The runs and failures of a job after the start. Times in seconds are those of a monotonic clock."""
+    """The runs and failures of a job after the start. Times in seconds are from a monotonic clock."""
 
     name: str
     runs: int = 0
@@ -22,7 +22,7 @@ class JobReport:
     last_duration_s: float = 0.0
     #: Time of the first failure without a success after it. None if the last run succeeded.
     failing_since: float | None = None
-    #: The same as wall-clock time, in milliseconds. 0 if the last run succeeded.
+    #: The time of this first failure on the wall clock, in milliseconds. 0 if the last run succeeded.
     failing_since_ms: int = 0
     #: The last error, and its wall-clock time in milliseconds. 0 if no run has failed.
     last_error: str = ""

@@ -12,7 +12,7 @@ log = peer_log(__name__)
 
 
 class Tasks:
-    """The tasks of one owner: references are kept while they run, exceptions are logged, `stop` cancels them.
+    """The tasks of one owner. Keeps references while they run, logs their exceptions, and cancels them at `stop`.
 
     The event loop has only weak references, so a task without another reference can be garbage-collected while it runs.
     A TaskGroup is no alternative: a failed task would cancel all others.
@@ -37,7 +37,7 @@ class Tasks:
         task.add_done_callback(self._done)
 
     async def wait(self) -> None:
-        """Waits until no task is running, including tasks that start meanwhile."""
+        """Waits until no task is running, including tasks that start during the wait."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

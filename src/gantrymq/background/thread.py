@@ -57,7 +57,7 @@ class SupervisedThread:
             self._target()
         except BaseException as e:
             try:
-                # Comes before the log line, because callers may already be waiting.
+                # This call comes before the log line, because callers may already be waiting.
                 self._died(e)
             finally:
                 log.critical("the thread %s died", self._thread.name, exc_info=e)

@@ -29,10 +29,11 @@ class GantryGroup(LazyGroup):
         "reply": Lazy(f"{_PACKAGE}.reply", "Answer the requests that come to a topic from now on."),
         "doctor": Lazy(
             f"{_PACKAGE}.cluster_commands",
-            "Say what is wrong with a cluster, a topic, a group or a proxy, and what to change.",
+            "Find problems of a cluster, a topic, a group or a proxy, and say how to fix them.",
         ),
         "topology": Lazy(
-            f"{_PACKAGE}.cluster_commands", "Show clusters, brokers, topics and rates, anew each second until Ctrl-C."
+            f"{_PACKAGE}.cluster_commands",
+            "Show clusters, brokers, topics and rates. Refresh every second until Ctrl-C.",
         ),
         "console": Lazy(f"{_PACKAGE}.console", "Show a cluster in a browser, until Ctrl-C."),
         "admin": Lazy(f"{_PACKAGE}.admin.app", "Look at a cluster and change it, with mqadmin's commands and flags."),
@@ -67,7 +68,7 @@ class GantryGroup(LazyGroup):
 
 app = new_app(
     cls=GantryGroup,
-    # The options for completion are those of `_options`, because typer's own are not plain flags and need pydantic.
+    # `_options` has the options for completion, because typer's own are not plain flags and need pydantic.
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",

@@ -45,7 +45,7 @@ def bench_produce(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Send messages and say how many and how fast. The last figures are those of the whole run."""
+    """Send messages, and print their number and rate. The last figures are those of the whole run."""
     from gantrymq.cli.bench_load import Sends, run_sends
     from gantrymq.client.producing.producer import Producer
 
@@ -89,7 +89,7 @@ def bench_consume(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Consume messages and say how many, how fast, and how long after they were born and stored."""
+    """Consume messages, and print their number, rate, and time since they were created and stored."""
     from gantrymq.cli.bench_load import run_reads
     from gantrymq.client.consuming.consumer_base import MessageFilter
     from gantrymq.client.consuming.handler_pool import MessageHandler

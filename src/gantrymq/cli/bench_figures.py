@@ -38,7 +38,7 @@ class ResponseTimes:
         self._total_s += sum(new)
         self._max_s = max(self._max_s, *new, 0.0)
         log, per_e = math.log, self._CLASSES_PER_E
-        # At least 1 us, because a time is negative if this clock is behind the broker's.
+        # At least 1 us. The time is negative if this machine's clock is behind the broker's.
         self._counts.update([math.floor(log(seconds if seconds > 1e-6 else 1e-6) * per_e) for seconds in new])
 
     @property

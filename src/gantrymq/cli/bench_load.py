@@ -28,7 +28,7 @@ FAILURE_PAUSE_S = 3.0
 
 @dataclass(slots=True, frozen=True)
 class Sends:
-    """The settings of a send load.
+    """The settings of a load of sends.
 
     `workers` send concurrently. A request has `batch` messages. The load ends after `quantity` messages or, if
     `quantity` is 0, on Ctrl-C. Sizes are in bytes.

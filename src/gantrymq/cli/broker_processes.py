@@ -22,7 +22,8 @@ from gantrymq.store.config import StoreConfig
 
 log = logging.getLogger(__name__)
 
-#: Distance of the ports of two processes. A broker uses three: `listenPort` - 2, `listenPort` and `listenPort` + 1.
+#: The difference between the ports of two processes. A broker uses three: `listenPort` - 2, `listenPort` and
+#: `listenPort` + 1.
 PORT_STEP = 10
 #: File with the changes of one process at run time, in the `config` directory of its store.
 _CHANGES = "changes.conf"

@@ -108,7 +108,7 @@ def doctor(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Say what is wrong with a cluster, a topic, a group or a proxy, and what to change.
+    """Find problems of a cluster, a topic, a group or a proxy, and say how to fix them.
 
     Exit code 1 if there is a problem.
     """
@@ -136,7 +136,7 @@ def topology(
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
 ) -> None:
-    """Show clusters, brokers, topics and rates, anew each second until Ctrl-C."""
+    """Show clusters, brokers, topics and rates. Refresh every second until Ctrl-C."""
     from gantrymq.cli.topology import run_topology
 
     run_topology(find_target(name_servers, context, tls_config, acl_config), once=once, json=json)
@@ -153,7 +153,7 @@ def demo(
 ) -> None:
     """Send a year of New York's flights through two brokers and Spark, and check every figure.
 
-    A run that was stopped midway goes on where it stopped.
+    A run that was interrupted continues where it stopped.
     """
     from gantrymq.extras import need
 

@@ -1,4 +1,4 @@
-"""The output formats of `gantry consume`: turns a format string, as in kcat, into a function."""
+"""The output formats of `gantry consume`: converts a format string, as in kcat, to a function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def body(message: MessageExt) -> bytes:
 
 
 _FIELDS: dict[str, Formatter] = {
-    "s": body,  # `formatter` replaces it with --decode
+    "s": body,  # `formatter` replaces this entry with --decode
     "S": lambda message: b"%d" % len(message.body),
     "k": lambda message: message.properties.get(KEYS, "").encode(),
     "K": lambda message: b"%d" % len(message.properties.get(KEYS, "").encode()),
@@ -45,7 +45,7 @@ def decoded_body(codec_name: str) -> Formatter:
     """
     from gantrymq.codecs import codec_named
 
-    # sys.path[0] is the directory of the script `gantry`. Users expect modules in the working directory to be found.
+    # sys.path[0] is the directory of the script `gantry`. Users expect imports from the working directory.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     codec = codec_named(codec_name)

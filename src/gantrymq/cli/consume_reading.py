@@ -28,7 +28,7 @@ _END_POLL_S = 0.1
 
 
 class Start(NamedTuple):
-    """The start of reading.
+    """The position at which reading starts.
 
     Attributes:
         start_from: The option of a consumer.
@@ -64,7 +64,7 @@ def run_consume(
         form: Formats a message.
         queue_id: If given, only queues with this id are read.
         count: The number of messages after which the command ends.
-        exit_at_end: If true, the command ends at the ends that the queues have at its start.
+        exit_at_end: If true, the command ends after the messages that the queues had at its start.
     """
     reader = LitePullConsumer(
         target.name_servers,
@@ -174,7 +174,7 @@ async def _write(
             try:
                 lines.extend(map(form, messages))
             finally:
-                # If a message can't be formatted, still write the messages before it.
+                # If a message can't be formatted, the messages before it are still written.
                 output.write(b"".join(lines))
                 output.flush()
             if left is not None:

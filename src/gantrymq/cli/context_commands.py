@@ -40,7 +40,7 @@ def add(
         raise typer.BadParameter(str(e), param_hint="'-n' / '--namesrvAddr'") from None
     if not addresses:
         raise typer.BadParameter("at least one HOST:PORT", param_hint="'-n' / '--namesrvAddr'")
-    # Loads the files as a check, so that invalid files fail here instead of at the first use of the context.
+    # Loads the files, so that invalid files fail here instead of at the first use of the context.
     tls_context(tls_config)
     if acl_config is not None:
         read_credentials(acl_config)
@@ -95,7 +95,7 @@ def show(
 
 @app.command()
 def remove(name: Name) -> None:
-    """Remove a cluster. Its files stay."""
+    """Remove a cluster. Its files are not deleted."""
     contexts = Contexts()
     was_current = contexts.current == name
     contexts.remove(name)

@@ -17,7 +17,7 @@ class Lazy(NamedTuple):
         module: The module with the command. Its `app` has the command by name, or as its only command.
         help: The line in lists of commands.
         hidden: If true, lists don't have the command.
-        panel: Heading under which lists have the command; None for the common one.
+        panel: Heading of the command in lists; None for the common one.
     """
 
     module: str

@@ -15,7 +15,7 @@ from gantrymq.errors import GantryError
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs `gantry` and returns the exit code. `arguments` defaults to those of the process."""
+    """Runs `gantry` and returns the exit code. `arguments` defaults to the arguments of the process."""
     if sys.stdin is None:
         # Standard input is closed (`<&-`): uvloop would use file descriptor 0 and abort when it closes this descriptor.
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
@@ -70,7 +70,7 @@ def _run_quickly(arguments: Sequence[str]) -> int | None:
 
         values = parse_quickly(consume.OPTIONS, arguments[1:])
         if values is not None:
-            # typer reports options that exclude each other.
+            # typer prints the error if options exclude each other.
             with suppress(InvalidOption):
                 consume.run(consume.ConsumeOptions(**values))
                 return 0

@@ -41,7 +41,7 @@ def _annotation(option: PlainOption) -> Any:
 def register(
     app: typer.Typer, name: str, options: Sequence[PlainOption], run: Callable[..., None], **settings: Any
 ) -> None:
-    """Adds a command whose options are data. It calls `run` with their values. `settings` are those of typer."""
+    """Adds a command whose options are data. It calls `run` with their values. `settings` are passed to typer."""
 
     def command(**values: Any) -> None:
         try:

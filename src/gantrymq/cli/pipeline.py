@@ -29,7 +29,7 @@ def init(
         ),
     ] = "orders",
 ) -> None:
-    """Write a project: a topic, three tables and a topic of results. Or a program to take over."""
+    """Write a project: a topic, three tables and a topic of results. Or a program to modify."""
     from gantrymq.pipeline.project import PROGRAM, create_project
 
     directory = create_project(name, template)

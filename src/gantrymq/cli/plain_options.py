@@ -26,7 +26,7 @@ class PlainOption(NamedTuple):
         metavar: The name of its value in the help.
         default: The value without the option. A flag is false by default.
         minimum: The smallest valid int.
-        shown_default: The default in the help; None for `default`.
+        shown_default: The default as the help shows it. None shows `default`.
     """
 
     dest: str

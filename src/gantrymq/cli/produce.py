@@ -66,9 +66,9 @@ def produce(
 ) -> None:
     """Send the lines of files or of standard input, each as a message.
 
-    Empty lines are left out. It ends at the first failure, with exit code 1; what was read before a line that is no
-    message is sent. After Ctrl-C what is read is still sent; a second one gives it up. Both say how many messages were
-    acknowledged.
+    Empty lines are skipped. The command ends at the first failure, with exit code 1. The lines before an invalid line
+    are sent. After Ctrl-C, the lines that were already read are sent; a second Ctrl-C cancels them. In each case, the
+    command prints how many messages were acknowledged.
     """
     from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_S, run_produce
     from gantrymq.cli.produce_input import MessageMaker

@@ -34,7 +34,7 @@ logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 #: The time for which a batch waits for more messages, in seconds, and the size at which a batch is sent at once.
 LINGER_S = 0.005
 BATCH_SIZE = 64 * 1024
-#: The limit of the bytes in flight. With 8 MiB, garbage collection takes a quarter of the time.
+#: The limit of the bytes in flight. With 8 MiB, garbage collection would take a quarter of the time.
 BUFFER_BYTES = 1024 * 1024
 #: The timeout for all attempts of a batch, in seconds.
 TIMEOUT_S = 10.0
@@ -233,7 +233,7 @@ class _Send:
     async def __call__(self, message: Message, place: Place) -> None:
         """Starts to send a message. Waits only while too many bytes or messages are in flight.
 
-        Raises IllegalMessage. A message that the client refuses later is counted with its `place`.
+        Raises IllegalMessage. If the client refuses the message later, `place` identifies it in the error.
         """
         queue = None
         if self._ordered and message.keys:
@@ -292,7 +292,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             get = asyncio.ensure_future(chunks.get())
             await asyncio.wait({get, stop}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                # After an interrupt, chunks that were read before are still sent, but the input is not read further.
+                # After an interrupt, the chunks that were already read are sent, but no more input is read.
                 after_stop += 1
             if not get.done() or after_stop > _CHUNKS_AHEAD + 1:
                 get.cancel()

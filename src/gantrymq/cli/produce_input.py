@@ -14,7 +14,7 @@ MAX_LENGTH = 4 * 1024 * 1024
 class Splitter:
     """Splits an input at each `delimiter`. Without a delimiter, the whole input is one part.
 
-    A part that is longer than MAX_LENGTH becomes None, without being collected in memory.
+    A part that is longer than MAX_LENGTH becomes None. Its bytes are not collected in memory.
     """
 
     def __init__(self, delimiter: bytes | None) -> None:
@@ -41,7 +41,7 @@ class Splitter:
         return parts
 
     def finish(self) -> list[bytes | None]:
-        """Returns the last part, if the input doesn't end with a delimiter."""
+        """Returns the rest of the input as the last part, if the input doesn't end with a delimiter."""
         rest, self._rest = self._rest, b""
         if self._is_too_long:
             self._is_too_long = False

@@ -31,7 +31,7 @@ def wants_proxy(properties: Mapping[str, str]) -> bool:
 class BrokerWithProxy:
     """A broker and its proxy.
 
-    `properties` is the configuration of the proxy. NameServers, address and cluster default to those of the broker.
+    `properties` is the configuration of the proxy. NameServers, address and cluster default to the broker's values.
     Must be created in a running event loop. Raises the errors of the broker and of the proxy.
     """
 

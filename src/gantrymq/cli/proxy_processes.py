@@ -1,8 +1,8 @@
 """`ProxyProcesses` runs several processes of a proxy on the same ports, or one beside a broker.
 
 The processes share only the ports. The kernel distributes connections among them (SO_REUSEPORT), so clients see
-several proxies. A proxy receives a client's state over the client's connection. A client that connects to another
-process sends its state again.
+several proxies. A client sends its state to the proxy over its connection. If it connects to another process, it sends
+the state again.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def reply(
 ) -> None:
     """Answer the requests that come to a topic from now on.
 
-    It ends after --count, or on Ctrl-C. A request that can't be answered (no request, the program fails) is named on
-    standard error, and not tried again.
+    It ends after --count, or on Ctrl-C. If a message is not a request, or if the program fails, standard error names
+    the message. It is not tried again.
     """
     if text is not None and command is not None:
         raise typer.BadParameter("one of TEXT and --command is possible", param_hint="'--command'")
@@ -116,7 +116,7 @@ async def _serve(
 
 async def _ask(program: list[str], message: MessageExt) -> bytes:
     """Runs the program with the body as input, and returns its output. Raises OSError if it can't start or fails."""
-    # A file instead of a pipe: the program can exit without reading its input, and uvloop's pipes raise in this case.
+    # A file instead of a pipe. The program can exit without reading its input; uvloop's pipes would then raise.
     with tempfile.TemporaryFile() as question:
         question.write(message.body)
         question.seek(0)

@@ -41,7 +41,7 @@ def request(
 ) -> None:
     """Send a request and write its reply to standard output.
 
-    Whoever consumes the topic replies: gantry reply, or a program with reply_message. Exit code 1 if nobody does in
+    A consumer of the topic replies: gantry reply, or a program with reply_message. Exit code 1 if no reply arrives in
     time.
     """
     from gantrymq.background.event_loop import new_event_loop

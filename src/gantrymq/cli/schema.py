@@ -68,7 +68,7 @@ def infer(
 
 
 async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
-    """Returns about `count` bodies at most: the newest of each queue."""
+    """Returns the newest bodies of each queue, about `count` in total at most."""
     from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, LitePullConsumer
     from gantrymq.errors import BrokerUnavailable
     from gantrymq.protocol.topic_name import TOOLS_GROUP

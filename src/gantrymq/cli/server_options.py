@@ -33,7 +33,7 @@ class ServerOptions(NamedTuple):
 
 
 def server_options(command: str) -> list[PlainOption]:
-    """Returns the options of one of the COMMANDS. Their flags are those of Java's start scripts."""
+    """Returns the options of one of the COMMANDS. They have the flags of Java's start scripts."""
     name_servers = {
         "namesrv": "Accepted, as Java's start scripts pass it; a NameServer asks no other.",
         "broker": "The NameServers to register with.",

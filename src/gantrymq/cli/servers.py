@@ -48,7 +48,7 @@ def run_server(command: str, options: ServerOptions) -> int:
     if options.print_config:
         print(format_properties(settings), end="")
         return 0
-    # The names and directories of brokers have a number, even for a single broker.
+    # Each broker has a number in its name and directory, even if it is the only one.
     if options.processes is not None and (command == "broker" or options.processes > 1):
 
         def known() -> dict[str, str]:

@@ -50,7 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 @app.command()
 def inspect(directory: Directory, config: Config = None, as_json: Json = False) -> None:
-    """Show what is in a store, as far as file names, sizes and headers tell."""
+    """Show the content of a store, as far as file names, sizes and headers show it."""
     summary = inspect_store(_store_config(directory, config))
     if as_json:
         print(json.dumps(_summary(summary)))
@@ -81,7 +81,7 @@ def inspect(directory: Directory, config: Config = None, as_json: Json = False) 
 
 @app.command()
 def verify(directory: Directory, config: Config = None, as_json: Json = False) -> None:
-    """Check every record, every queue against the log, and the index. Exit code 1 when something is wrong."""
+    """Check every record, the index, and every queue against the log. Exit code 1 if there is a fault."""
     store = _store_config(directory, config)
     inspect_store(store)
     _warn_if_in_use(directory)
@@ -146,9 +146,9 @@ def rebuild(
     cut: Annotated[bool, typer.Option("--cut", help="Truncate the log at its first bad record.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the queues and the index anew from the log. No broker may use the store.
+    """Rebuild the queues and the index from the log. No broker may use the store.
 
-    Messages of topics that were deleted come back, as far as the log has them.
+    Messages of deleted topics come back, if the log still has them.
     """
     store = _store_config(directory, config)
     with _progress() as progress:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S = 0.5
 #: The pause before the first restart of a broker. The pause doubles before each further restart.
 FIRST_PAUSE_S = 1.0
-#: The number of restarts after which the supervisor gives a broker up.
+#: The number of restarts of a broker after which the supervisor does not restart it again.
 MAX_RESTARTS = 5
-#: If a broker is ready for this time, the count of its restarts begins at 0 again.
+#: If a broker is ready for this time, the count of its restarts returns to 0.
 STABLE_S = 60.0
 
 
@@ -61,7 +61,7 @@ class Supervisor:
 
     Args:
         cluster: The started cluster.
-        interruption: How signals interrupt this thread.
+        interruption: Delivers signals to this thread.
         first_pause_s: The pause before the first restart of a broker.
         max_restarts: The restarts after which a broker is given up.
         start_timeout_s: The time after which a restarted broker that is not ready is killed.

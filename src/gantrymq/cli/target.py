@@ -52,10 +52,10 @@ def find_target(
 ) -> Target:
     """Selects the cluster of a command from its options, the environment and the contexts. Raises ConfigError.
 
-    With `checks_addresses`, an address that is not HOST:PORT is an error, which names the origin of the address.
+    With `checks_addresses`, an address must be HOST:PORT. Otherwise the error names the origin of the address.
 
     If NAMESRV_ADDR or -n gives the address, the command does not use the keys and certificates of the current context.
-    It uses those of a context that --context names, even together with -n.
+    If --context names a context, the command uses that context's keys and certificates, even together with -n.
     """
     from gantrymq.contexts import Context, Contexts
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
-#: The longest time for elections, and the interval of checks whether they have ended.
+#: The longest time for elections, and the interval at which their end is checked.
 ELECTION_TIMEOUT_S = 60.0
 LOOK_INTERVAL_S = 0.05
 
@@ -73,7 +73,7 @@ def run_cluster(
     Args:
         brokers: The number of broker names.
         directory: The directory for the data. Default: a temporary directory, which is deleted if no server has failed.
-        port: The port of the NameServer, from which the other ports follow. 0 selects free ports.
+        port: The port of the NameServer. The other ports are computed from it. 0 selects free ports.
         topics: {topic: queues on each broker}. These are created before the cluster is reported as ready.
         replicas: The replicas of each broker name.
         proxy: If true, also runs a proxy.

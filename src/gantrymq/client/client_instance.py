@@ -1,6 +1,7 @@
 """ClientInstance: connections, routes and heartbeats of a producer or consumer (`MQClientInstance`).
 
-In Java all producers and consumers of a process share one instance. Here each has its own, with its own client id.
+In Java all producers and consumers of a process share one instance. Here, each producer and consumer has its own
+instance, with its own client id.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ log = peer_log(__name__)
 
 #: Interval of heartbeats (heartbeatBrokerInterval), s.
 HEARTBEAT_INTERVAL_S = 30.0
-#: Pause before the first reconnect to a lost broker, s. It doubles after each attempt, up to RECONNECT_AT_FIRST_S
-#: during ELECTION_S (the time of an election), and later up to the heartbeat interval.
+#: Pause before the first reconnect to a lost broker, s. The pause doubles after each attempt. Its limit is
+#: RECONNECT_AT_FIRST_S during ELECTION_S (the time of an election), and later the heartbeat interval.
 RECONNECT_S = 0.25
 RECONNECT_AT_FIRST_S = 0.5
 ELECTION_S = 30.0
-#: Largest number of topics whose routes are requested while a broker is lost or silent.
+#: Largest number of routes that are requested again while a broker is lost or silent.
 LOST_TOPICS = 8
 #: If requests are pending and the broker sends nothing for PROBE_S seconds, the client sends a heartbeat. If the broker
 #: sends nothing for SILENCE_S seconds, the client closes the connection. During a longer long poll, the response to the
@@ -55,7 +56,7 @@ PROBE_S = 3.0
 SILENCE_S = 6.0
 #: Interval of the check for silent brokers, s.
 SILENCE_CHECK_S = 0.5
-#: If the route has a new master, requests to the former master fail when it has sent nothing for this time, s.
+#: If the route has a new master, requests to a former master that has sent nothing for this time fail, s.
 FORMER_S = 0.5
 #: If a call has waited at least this long for the heartbeat of a broker, later calls do not wait for it, s.
 IN_VAIN_S = 0.1
@@ -123,7 +124,7 @@ class ClientInstance:
         self._renewal = RouteRenewal(self.routes, self.failure_log)
         self._producer_data = group_data if isinstance(group_data, ProducerData) else None
         self._consumer_data = group_data if isinstance(group_data, ConsumerData) else None
-        #: Brokers that were sent a heartbeat, and below the brokers that accepted the last heartbeat.
+        #: Brokers to which a heartbeat was sent. The next attribute has the brokers that accepted the last heartbeat.
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
         #: Brokers whose connections were lost.
@@ -240,7 +241,7 @@ class ClientInstance:
 
     @property
     def is_postponed(self) -> bool:
-        """Whether heartbeats wait for complete routes. False for good after the routes were complete once."""
+        """Whether heartbeats wait for complete routes. Stays false after the routes were complete once."""
         if self._is_postponed:
             self._is_postponed = self.routes.is_any_awaited or not self.routes.all_brokers()
         return self._is_postponed
@@ -313,7 +314,8 @@ class ClientInstance:
     def _check_silence(self) -> None:
         """Sends heartbeats to silent brokers, and closes the connections of those that stay silent.
 
-        If a broker does not answer the heartbeat at once, requests its routes again, which may have a new master.
+        If a broker does not answer the heartbeat at once, requests the routes that contain it again. They may have a
+        new master.
         """
         now, brokers = clock.monotonic(), self.routes.addresses()
         silent = set(self.remoting.silent(PROBE_S))
@@ -321,7 +323,8 @@ class ClientInstance:
             del self._probed[address]
         for address in silent:
             probed = self._probed.setdefault(address, now)
-            # Wait after the heartbeat: if this process was stopped, a response may still be in the socket's buffer.
+            # The heartbeat is followed by a wait: if this process was stopped, a response may still be in the socket's
+            # buffer.
             if now - probed >= SILENCE_S - PROBE_S:
                 del self._probed[address]
                 log.warning("%s has sent nothing for %g s: closing the connection", address, SILENCE_S)
@@ -355,7 +358,7 @@ class ClientInstance:
         return min(self._former.values()) + FORMER_S - now if self._former else inf
 
     def _broker_addresses(self) -> set[str]:
-        # A producer needs no slaves. Without a group there are no heartbeats.
+        # A producer sends no heartbeats to slaves. A client without a group sends no heartbeats at all.
         if self.is_postponed or (self._producer_data is None and self._consumer_data is None):
             return set()
         return {
@@ -379,7 +382,7 @@ class ClientInstance:
                 self._given_up.update(under_way[greeting] for greeting in late)
 
     def _begin_greeting(self, address: str) -> None:
-        """Sends a heartbeat unless one is in flight: opening the connection for a heartbeat also calls this method."""
+        """Sends a heartbeat unless one is in flight. A new connection for a heartbeat also calls this method."""
         if address not in self._greeting and not self._is_closing and not self.is_postponed:
             self._announced.add(address)
             task = asyncio.get_running_loop().create_task(self._greet_one(address))

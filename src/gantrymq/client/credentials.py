@@ -62,7 +62,7 @@ class Credentials:
 
 
 def rpc_hooks(credentials: Credentials | None, hooks: Sequence[RpcHook] = ()) -> Sequence[RpcHook]:
-    """Returns `hooks`, then the hook that signs requests, so that the signature covers the other hooks' changes."""
+    """Returns `hooks`, followed by the hook that signs requests. The signature then covers the changes of all hooks."""
     if credentials is None:
         return hooks
     return [*hooks, SigningHook(credentials.access_key, credentials.secret_key, credentials.security_token)]

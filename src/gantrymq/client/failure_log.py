@@ -1,7 +1,8 @@
 """Logs recurrent failures of a client's servers in few lines.
 
 If a broker is down, the pull of each queue fails every second. Heartbeats, commits and rebalances fail as well. Without
-this module, one such failure causes 420 lines in 20 s. With it, the log has the failure, its start and its end.
+this module, one broker that is down causes 420 lines in 20 s. With it, the log has a line at the start of the failure
+and one at its end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FailureLog:
     def __init__(self, listener: Callable[[Exception], object] | None = None) -> None:
         self._listener = listener
         self._open: dict[tuple[str, str], _Failure] = {}
-        #: Newest failure, even if it is over, and its time (s since the epoch).
+        #: Newest failure and its time (s since the epoch). Stays set after the failure is over.
         self.last: Exception | None = None
         self.last_time = 0.0
         self._is_closing = False

@@ -25,7 +25,7 @@ log = peer_log(__name__)
 
 #: Default time limit of a close, for running handlers and pending sends, s.
 CLOSE_TIMEOUT_S = 10.0
-#: Minimum time for each part that sends a last request to a server, even after the time limit, s.
+#: Minimum time for the last requests of each part to a server, even after the time limit of the close, s.
 FAREWELL_S = 0.2
 
 
@@ -94,7 +94,7 @@ class Lifecycle(ABC):
             self._is_open = False
             self._deadline.set(timeout_s)
             self._closing = asyncio.get_running_loop().create_task(self._close(self._stack))
-            # Retrieves the error in case all callers were cancelled. `_close` has logged it.
+            # If all callers were cancelled, no other code retrieves the error. `_close` has logged it.
             self._closing.add_done_callback(lambda closing: closing.cancelled() or closing.exception())
         await result_of(self._closing)
 

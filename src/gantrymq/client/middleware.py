@@ -124,8 +124,8 @@ class Middleware:
         """Runs around each `poll` of a LitePullConsumer and each `receive` of a SimpleConsumer.
 
         The call raises the errors of this method. Messages received before the error are not consumed: the next `poll`
-        returns them again; for `receive`, the broker redelivers them after their invisible duration. In a `poll`,
-        `call` raises ClientError after an earlier `call` has returned messages.
+        returns them again; for `receive`, the broker redelivers them after their invisible duration. In a `poll`, a
+        second `call` raises ClientError if an earlier one has returned messages.
         """
         return await call(context)
 

@@ -35,8 +35,8 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 def option(default: T, doc: str, *, minimum: float | None = None, maximum: float | None = None) -> T:
     """Returns a field of an options class. `doc` explains it, with its unit.
 
-    A field with a bound accepts whole numbers; if the default is a float, any number; if the default is None, also
-    None.
+    A field with a bound accepts whole numbers. If its default is a float, it accepts any number. If its default is
+    None, it also accepts None.
     """
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
 
@@ -167,7 +167,7 @@ def documented(options: type[OptionsT]) -> type[OptionsT]:
 
 
 def arguments(options: Options, kind: type[Options]) -> dict[str, Any]:
-    """Returns the fields that `options` shares with its base class `kind`, as keyword arguments."""
+    """Returns the fields that `options` inherits from its base class `kind`, as keyword arguments."""
     return {each.name: getattr(options, each.name) for each in fields(kind)}
 
 

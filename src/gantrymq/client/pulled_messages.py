@@ -29,7 +29,7 @@ class Unreadable(NamedTuple):
         return MessageExt.damaged(queue, self.queue_offset, self.record, self.error)
 
 
-#: Returns the replacement of an unreadable record. None stops decoding.
+#: A function that returns the replacement of an unreadable record. None stops the decoding.
 InPlaceOf = Callable[[Unreadable], MessageExt | None]
 
 
@@ -104,7 +104,7 @@ def _foreign(record: Record, queue: MessageQueue, expected: int) -> str:
 
 def _unreadable(buffer: bytes, pos: int, expected: int, error: RecordError) -> Unreadable:
     try:
-        # The text omits the topic, which may be unreadable.
+        # The text does not contain the topic, because it may be unreadable.
         record = decode_record(buffer, pos, check_crc=False)._replace(topic=b"")
     except RecordError:
         record = None

@@ -20,9 +20,9 @@ from gantrymq.system.clock import monotonic
 #: Shortest and longest pause between two requests for the route of one topic, s.
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-#: Between these limits, the pause is this share of the time for which reports have arrived without a route change.
+#: Between these limits, the pause is this share of the time since the first report. A route change resets this time.
 PAUSE_SHARE = 0.1
-#: After this time without a report, the next report counts as the first, s.
+#: If no report arrives for this time, the next report counts as the first one, s.
 QUIET_S = 30.0
 
 

@@ -38,9 +38,9 @@ log = peer_log(__name__)
 
 #: Interval of refreshes (pollNameServerInterval), s.
 REFRESH_INTERVAL_S = 30.0
-#: A topic that is created automatically appears on one broker after the other, with the first message to each. Until
-#: the route has all brokers that create topics, it is requested at the first interval while it is young, then at the
-#: second, s.
+#: If a topic is created automatically, each broker creates it with the first message that it receives. Until the route
+#: has all brokers that create topics, the client requests it at the first interval while the route is young, then at
+#: the second, s.
 YOUNG_INTERVAL_S = 1.0
 NARROW_INTERVAL_S = 5.0
 #: A route is young for this time after its first request or last change, s.
@@ -98,7 +98,7 @@ def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """Returns the readable queues, sorted. A queue whose broker has only slaves is readable, too."""
+    """Returns the readable queues, sorted. A queue is also readable if its broker has only slaves."""
     return sorted(
         MessageQueue(topic, queues.broker_name, queue_id)
         for queues in route.queue_datas
@@ -120,10 +120,10 @@ class Routes:
 
     The client uses one NameServer (HOST:PORT), at first a random one, until it fails, and then the next one. `discover`
     returns the NameServers; it is called before the first request and by `rediscover`. `on_new` is called for a new
-    route that may change soon, see `look_again`.
+    route that may change soon (see `look_again`).
 
-    After a restart, a NameServer's route can lack brokers that have not registered again. The client then queries the
-    other NameServers, too. The awaited brokers keep their entries in the cached route.
+    After a restart, a NameServer's route can lack brokers that have not registered again. The client then also queries
+    the other NameServers. The awaited brokers keep their entries in the cached route.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Routes:
         self._watchers: list[Callable[[str], None]] = []
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Registers a function that is called with the topic when a cached route changes."""
+        """Registers a function. When a cached route changes, it is called with the topic."""
         self._watchers.append(changed)
 
     def _use(self, name_servers: Sequence[str]) -> None:
@@ -291,7 +291,7 @@ class Routes:
         return self._former.get(broker_name)
 
     def broker_address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Returns HOST:PORT of this replica, or of any other one of the broker; None if no cached route contains it."""
+        """Returns HOST:PORT of this replica, or of another replica of the broker; None if no cached route has one."""
         replicas = self._brokers.get(broker_name)
         if not replicas:
             return None
@@ -420,7 +420,7 @@ class Routes:
         raise NoRouteInfo(topic, self.name_servers)
 
     def _next(self, tried: set[str]) -> str | None:
-        """Returns the current NameServer, or the next one that was not tried. The list may have changed meanwhile."""
+        """Returns the current NameServer, or the next one that was not tried. The list may have changed since."""
         count = len(self.name_servers)
         in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
         return next((name_server for name_server in in_turn if name_server not in tried), None)

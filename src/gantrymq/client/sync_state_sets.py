@@ -11,7 +11,7 @@ from gantrymq.protocol.bodies.controller import ReplicasInfo
 
 
 class SyncStateSetSeen(NamedTuple):
-    """In-sync set of one broker set. `info` is None if the controllers have no such set, or after an `error` of all."""
+    """In-sync set of one broker set. `info` is None if the controllers do not have it, or if all have failed."""
 
     controllers: list[str]
     leader: str | None = None

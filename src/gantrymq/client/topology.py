@@ -149,7 +149,7 @@ def _with_lag(state: BrokerState, master: BrokerState | None, status: HaStatus |
         return state
     behind = {slave.broker_id: slave.behind_millis for slave in status.connections}
     millis = behind.get(state.broker_id, -1)
-    # At least 0: the two offsets were requested one after the other.
+    # At least 0, because the two offsets were requested one after the other.
     lag_bytes = max(master.log_end - state.log_end, 0)
     return msgspec.structs.replace(state, lag_bytes=lag_bytes, lag_seconds=millis / 1000 if millis >= 0 else None)
 
@@ -165,13 +165,13 @@ def _with_set(state: BrokerState, seen: SyncStateSetSeen | None) -> BrokerState:
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:
-    # Every broker has topics for its own name, its cluster and the cluster's replies (TopicConfigManager).
+    # Every broker has topics with its own name, with its cluster's name, and for replies (TopicConfigManager).
     of_broker = (broker.broker_name, broker.cluster, f"{broker.cluster}_REPLY_TOPIC")
     return is_system_topic(topic.topic_name) or topic.topic_name in of_broker
 
 
 def _latest(rates: str | None) -> float | None:
-    """Returns the first of "a b c", averages over 10 s, 1 min and 10 min (StoreStatsService)."""
+    """Returns the first number of a text "a b c": averages over 10 s, 1 min and 10 min (StoreStatsService)."""
     try:
         rate = float((rates or "").split()[0])
     except (ValueError, IndexError):

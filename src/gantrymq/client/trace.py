@@ -3,8 +3,8 @@
     dispatcher = TraceDispatcher(producer.send)
     dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
 
-The format is that of Java's tools (client/trace/TraceDataEncoder); `client.admin.trace` decodes it.
-Source of the dispatcher: client/trace/AsyncTraceDispatcher.
+The format is the same as in Java (client/trace/TraceDataEncoder). `client.admin.trace` decodes it. Source of the
+dispatcher: client/trace/AsyncTraceDispatcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: Region of brokers without one (`MixAll.DEFAULT_TRACE_REGION_ID`).
+#: Region of a broker whose configuration has none (`MixAll.DEFAULT_TRACE_REGION_ID`).
 DEFAULT_REGION = "DefaultRegion"
 #: Largest number of pending contexts. Further contexts are dropped, because traces must not block messages.
 MAX_WAITING = 2048
@@ -34,7 +34,7 @@ MAX_WAITING = 2048
 BATCH = 10
 #: A smaller batch is sent after this time, s.
 FLUSH_INTERVAL_S = 5.0
-#: Longest time that a closing client waits for its traces, s.
+#: The longest time for which a closing client waits for its traces, s.
 CLOSE_TIMEOUT_S = 3.0
 #: Largest text of a trace message, and largest property with its keys, in characters.
 MAX_TEXT = 128_000
@@ -206,7 +206,7 @@ class TraceDispatcher:
         return True
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Sends the pending contexts, for at most `timeout_s` or CLOSE_TIMEOUT_S seconds. Drops the rest."""
+        """Sends the pending contexts, for at most `timeout_s` seconds (default: CLOSE_TIMEOUT_S). Drops the rest."""
         try:
             async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
                 await self._send_waiting()

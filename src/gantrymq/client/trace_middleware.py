@@ -71,7 +71,7 @@ class SendTraces(Middleware):
 
 
 class _ReturnType(IntEnum):
-    """Result of a handler (`ConsumeReturnType`, by ordinal). Handlers here never return Java's null or failed."""
+    """Result of a handler (`ConsumeReturnType`, by ordinal). Java's results null and failed do not occur."""
 
     SUCCESS = 0
     TIME_OUT = 1

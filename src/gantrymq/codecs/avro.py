@@ -76,7 +76,7 @@ class AvroCodec(Codec[Any]):
             value = schemaless_reader(source, self._schema, self._reader)
         except Exception as e:
             raise undecodable(f"{self._name} of this Avro schema", e) from e
-        # Bytes of another schema can be decoded by chance. Bytes that are left over are a sign of another schema.
+        # A body of another schema can be decodable by chance. Remaining bytes are a sign of another schema.
         if source.tell() != len(data):
             raise CodecError(
                 f"no {self._name} of this Avro schema: {len(data) - source.tell()} of {len(data)} bytes are left over"

@@ -1,8 +1,8 @@
 """Validates bodies in Avro's binary encoding, because fastavro accepts some invalid bodies.
 
 fastavro decodes invalid bytes: it accepts negative indexes of enum symbols and union types, as Python's lists do. A
-block of an array states its number of items. If items take no bytes, a body of ten bytes can have any number of them;
-such schemas are rejected. A check takes no more steps than the body has bytes and fields.
+block of an array states its number of items. If items take no bytes, a body of ten bytes can have any number of them.
+Schemas with such items are rejected. A check takes at most as many steps as the body has bytes and fields.
 
 Relative to fastavro's decoding, the check takes 0.4 of the time for small records, and 0.7 for arrays of numbers.
 
@@ -43,10 +43,10 @@ def avro_check(schema: Any) -> Callable[[bytes], None]:
 
 
 class _Walks:
-    """Builds the walk of each type, and whether values of the type take at least one byte."""
+    """Builds a check function for each type, and finds whether values of the type take at least one byte."""
 
     def __init__(self) -> None:
-        #: By full name. Types whose own parts are being processed are missing.
+        #: Keyed by full name. A type is missing while its own parts are processed.
         self._named: dict[str, tuple[Walk, bool]] = {}
 
     def of(self, schema: Any) -> tuple[Walk, bool]:
@@ -154,7 +154,7 @@ def _record(fields: list[Walk]) -> Walk:
 
 
 def _blocks(item: Walk) -> Walk:
-    """Returns the walk of an array or a map: blocks with their number of items, and 0 as the end."""
+    """Returns the check function of an array or a map: blocks with their number of items, and 0 at the end."""
 
     def walk(data: bytes, place: int) -> int:
         while True:

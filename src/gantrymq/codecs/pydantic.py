@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class PydanticCodec(Codec[M]):
-    """Encodes values of a pydantic model, under the aliases by which the model reads them."""
+    """Encodes values of a pydantic model. Field names are the aliases by which the model reads them."""
 
     content_type = "application/json"
 

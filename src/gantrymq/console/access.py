@@ -44,7 +44,7 @@ DELAY_S = 2.0
 #: Largest number of addresses and names whose failures are counted. The oldest entries are dropped.
 MAX_KNOWN = 10_000
 _VISITOR = "gantrymq.visitor"
-#: Paths that need no login.
+#: Paths that are accessible without a login.
 _OPEN = ("/login", "/language", "/static/")
 
 
@@ -183,7 +183,7 @@ class Access:
         if self._logins >= MAX_LOGINS:
             raise TooManyAttempts("too many logins at once: try again in a few seconds")
         is_delayed = self._attempts.wait_s(user, now) > 0
-        # Count a failure in advance, to limit concurrent logins, too.
+        # The failure is counted in advance, so that the limit also holds for concurrent logins.
         self._attempts.failed(address, now)
         self._attempts.failed(user, now)
         self._logins += 1
@@ -223,7 +223,7 @@ class Access:
 
 
 class Gate:
-    """Middleware that forwards a request only if its session is open or its path needs no login."""
+    """Middleware that forwards a request only if its session is open, or if its path needs no login."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app

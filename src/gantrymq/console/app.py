@@ -248,7 +248,7 @@ class Console:
         finally:
             visitor.view.forget()
             if isinstance(change, LongChange):
-                # No await before this call: the operation may end at once, and its line must follow this line.
+                # There is no await before this call. The operation may end at once, and its line must follow this line.
                 self._record(write, outcome)
             else:
                 await asyncio.to_thread(self._record, write, outcome)
@@ -276,7 +276,7 @@ class Console:
             log.error("%s; the outcome was: %s", e, outcome)
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """Returns the fields that are not empty. A field with several values has one line for each value."""
+        """Returns the fields that are not empty. Several values of a field become lines of one text."""
         filled: dict[str, str] = {}
         async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
             for name, value in form.multi_items():
@@ -310,7 +310,8 @@ class Console:
                     problem, status = "wrong name or password", 403
                     outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
-                    # Not recorded, so that further attempts cannot fill the disk. The earlier failures are recorded.
+                    # This failure is not recorded, so that more attempts cannot fill the disk. The earlier failures are
+                    # recorded.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502
@@ -341,8 +342,8 @@ class Console:
                 async with self._download(request) as view:
                     async with view.bodies:
                         message = await find(view, arguments)
-                    # Decompress once before the response starts, because a started response cannot report an error. The
-                    # whole body is never in memory.
+                    # The body is decompressed once before the response starts, because a started response cannot report
+                    # an error. The whole body is never in memory.
                     size = await asyncio.to_thread(lambda: sum(len(piece) for piece in pieces_of(message, _PIECE)))
                     headers = _attachment("body.bin") | {"Content-Length": str(size)}
                     response = StreamingResponse(

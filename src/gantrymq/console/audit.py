@@ -24,7 +24,7 @@ class Audit:
 
     def write(self, user: str, address: str, change: str, arguments: Mapping[str, object], outcome: str) -> None:
         """Writes a line and returns when the line is on disk. Raises GantryError if the write fails."""
-        # ASCII only, so that a name cannot change how a terminal shows the line.
+        # The line is ASCII only, so that a name cannot change how a terminal shows it.
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -42,7 +42,7 @@ class Audit:
             make_private_file(self._path)
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
             try:
-                # Lock the file, because other consoles can write to it.
+                # The lock is necessary, because other consoles can write to the file.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 _append(descriptor, line.encode() + b"\n")
             finally:
@@ -57,7 +57,7 @@ def _append(descriptor: int, line: bytes) -> None:
     """Appends the whole line, or nothing. Raises OSError."""
     end = os.fstat(descriptor).st_size
     if end and os.pread(descriptor, 1, end - 1) != b"\n":
-        # A console that was killed left an incomplete line. Start a new one.
+        # A console that was killed has left an incomplete line, so a new line is started.
         line = b"\n" + line
     written = 0
     try:

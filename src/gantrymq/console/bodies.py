@@ -100,7 +100,7 @@ def text_of(data: bytes, *, is_cut: bool = False) -> tuple[str, str]:
     try:
         text = data.decode()
     except UnicodeDecodeError as e:
-        # The last character of a cut body may be incomplete.
+        # If the body is cut, its last character may be incomplete.
         if not is_cut or e.start < len(data) - 3:
             return "binary", ""
         text = data[: e.start].decode()

@@ -1,4 +1,4 @@
-"""A cache for a value whose query takes long. A call repeats the query only if the cached value is old.
+"""A cache for a value whose query takes long. A call only repeats the query if the cached value is old.
 
 If the query takes longer than a page can wait, the caller gets the older value, or None. Pages therefore load in time
 even for a large cluster. Data that no page shows is not queried.
@@ -98,7 +98,7 @@ class CachedValue(Generic[T]):
 
 
 def _log_defect(task: asyncio.Task[Any]) -> None:
-    """Logs an error that is not a GantryError, in case no caller waits for the query any more."""
+    """Logs an error that is not a GantryError. There may be no caller that waits for the query any more."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, GantryError):
         log.error("the query of a cached value failed", exc_info=error)
@@ -144,6 +144,6 @@ class CachedValues(Generic[T]):
 
     def _of(self, key: str) -> CachedValue[T]:
         cached = self._values.pop(key, None) or CachedValue(partial(self._gather, key), self._fresh_s)
-        # Moves the last used value to the end of the dictionary.
+        # The value moves to the end of the dictionary, because it was used last.
         self._values[key] = cached
         return cached

@@ -1,8 +1,8 @@
 """Circuit breakers: requests to a server that does not respond fail at once, so that pages do not wait for it.
 
     closed  Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens.
-    open    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
-            circuit closes.
+    open    Requests fail at once. Every PROBE_EVERY_S, one request also starts a probe. If the server responds to the
+            probe, the circuit closes.
 
 A refused connection takes no time and does not open the circuit.
 """
@@ -23,7 +23,8 @@ MAX_OPEN = 10_000
 @dataclass(slots=True)
 class _Open:
     problem: str
-    #: Time of the next probe, s. A caller that starts a probe sets the next time, and reports the outcome before.
+    #: Time of the next probe, s. A caller that starts a probe sets the time of the next one, and reports the outcome
+    #: before that time.
     probe_at: float
 
 

@@ -1,6 +1,6 @@
-"""The cluster as one logged-in user sees it: the user's keys sign every request.
+"""The cluster from the view of one logged-in user, whose keys sign every request.
 
-For several pages, the view caches data of the whole cluster for some seconds: servers, topics, progress of groups. All
+The view caches data of the whole cluster for some seconds, for several pages: servers, topics, progress of groups. All
 views share a thread that decodes tables of thousands of topics and groups, which would block the event loop.
 """
 
@@ -97,7 +97,7 @@ class TopicFigures:
     """Figures of one topic on all brokers. `newest_ms` is the time of the last write, 0 if there was none.
 
     `bytes` is an estimate: all messages times the mean size of the last day's messages. None if a broker with messages
-    does not report a mean size. The figures do not include the brokers in `unasked`, which failed.
+    does not report a mean size. The figures do not include the brokers in `unasked`, whose requests failed.
     """
 
     messages: int
@@ -153,7 +153,7 @@ class ClusterView:
         self.bodies = limits.bodies
         self.admin = self._new_admin(limits)
         self._gatherer = gatherer
-        #: Client for the other thread, with separate limits.
+        #: Client that the other thread uses. It has separate limits.
         self._gathering = (
             self.admin
             if gatherer is None
@@ -325,13 +325,13 @@ class ClusterView:
             sum(counts.values()),
             stats.topic_put_tps,
             max((offsets.last_update_timestamp for offsets in stats.offset_table.values()), default=0),
-            # The limit is for invalid means: int() of an infinite number raises OverflowError.
+            # The limit excludes invalid means: int() of an infinite number raises OverflowError.
             int(min(total_bytes, _MAX_BYTES)) if is_known else None,
             unasked,
         )
 
     async def _gather_retention(self) -> dict[str, int]:
-        # Not from `servers`, because metrics can take longer than a page waits, and an empty result would be cached.
+        # Does not use `servers`: metrics can take longer than a page waits, and then an empty result would be cached.
         masters = Servers(await self.admin.cluster_info(), {}, []).masters
         configs = await self.each(masters, lambda broker: self.admin.broker_config(masters[broker]))
         texts = {broker: config.get("fileReservedTime", "") for broker, config in configs.results.items()}

@@ -34,7 +34,7 @@ UNREAD_WITHIN_S = 10.0
 FRESH_S = 1.0
 #: Largest size of the unread responses of all connections, bytes. Above it, the connection with most is closed.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
-#: Prefix length of an IPv6 network, bits. Its addresses count as one source.
+#: Prefix length of an IPv6 network, bits. All addresses of such a network count as one source.
 _IPV6_PREFIX = 64
 
 
@@ -109,7 +109,7 @@ class Peer:
         return State.WORKING if self.is_working else State.IDLE, self.progress_at
 
     def is_overdue(self, now: float) -> bool:
-        """Returns True if the timeout of its state has elapsed."""
+        """Returns True if the timeout of the connection's state has elapsed."""
         if self._unread_since is not None and now - self._unread_since > UNREAD_WITHIN_S:
             return True
         if self._incomplete_since is None:
@@ -128,7 +128,7 @@ class Connections:
         return self._count
 
     def is_full(self, source: str) -> bool:
-        """Returns True if the source has its maximum. Its next connection then closes another of its connections."""
+        """Returns True if the source has its maximum. Its next connection then closes an older one."""
         return len(self._by_source.get(source, ())) >= MAX_PER_ADDRESS
 
     def add(self, peer: Peer) -> None:

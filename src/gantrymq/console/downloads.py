@@ -1,4 +1,4 @@
-"""Limits of downloads and exports. Their responses can have any size and are sent in pieces."""
+"""Limits of concurrent downloads and exports, whose responses can have any size and are sent in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 from gantrymq.errors import GantryError
 
-#: Limits of concurrent downloads: of all visitors, and of one. Each has a message of 4 MiB or an export page in memory.
+#: Limits of concurrent downloads: of all visitors, and of one. Each download has a message of 4 MiB or an export page
+#: in memory.
 MAX_AT_ONCE = 8
 MAX_OF_ONE = 2
 #: Longest wait for other downloads, s, and limit of the waiting downloads of one visitor.

@@ -1,6 +1,6 @@
 """Security checks of every request: response headers, host names and size limits.
 
-The headers forbid scripts other than the console's, in case a page contains a text as markup. Without a login, the
+The headers forbid all scripts but the console's own, in case a page contains a text as markup. Without a login, the
 console accepts only the host names of its own machine, because another site could point its name to the console (DNS
 rebinding).
 """
@@ -49,14 +49,14 @@ class Guard:
         async def bounded() -> Message:
             nonlocal received, is_whole
             try:
-                # No timeout after the body: only a disconnect can follow.
+                # There is no timeout after the body: only a disconnect can follow.
                 async with asyncio.timeout_at(None if is_whole else until):
                     message = await receive()
             except TimeoutError:
                 return {"type": "http.disconnect"}
             received += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
-            # Treat a body that is too large as a disconnect.
+            # A body that is too large has the same effect as a disconnect.
             return message if received <= MAX_BODY else {"type": "http.disconnect"}
 
         async def with_headers(message: Message) -> None:

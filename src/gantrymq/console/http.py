@@ -22,10 +22,11 @@ from gantrymq.system.network import Socket
 
 #: Size of the write buffer at which the application waits for the client, bytes. The default of TLS is 512 KiB.
 _WRITE_BUFFER = 64 * 1024
-#: Connections accepted in one event-loop iteration. The number is low, so that the server reads a request before many
-#: further connections arrive, for which it would close the request's connection as incomplete.
+#: Connections accepted in one event-loop iteration. The limit is low: if many connections arrive before the server has
+#: read a request, it would close the request's connection as incomplete.
 _CONNECTS_PER_ITERATION = 8
-#: Pause after a connection from an address that has its maximum, s. Each new connection then closes another.
+#: Pause after a connection from an address that has its maximum, s. Each new connection of this address closes an older
+#: one.
 _FULL_PAUSE_S = 0.01
 #: Ticks of uvicorn between two checks. There are ten ticks a second.
 _TICKS_A_CHECK = 10

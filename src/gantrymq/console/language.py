@@ -34,7 +34,7 @@ def translator(code: str) -> Translate:
 
 
 def language_of(chosen: str | None, accepted: str) -> str:
-    """Returns the visitor's chosen language, otherwise the first of the browser's languages that is available."""
+    """Returns the language that the visitor has chosen, or else the first available one of the browser's languages."""
     if chosen is not None and chosen in LANGUAGES:
         return chosen
     for part in accepted.split(","):

@@ -10,7 +10,7 @@ import msgspec
 
 
 def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object) -> str:
-    """Returns the URL of a page. `_base` has the values of the arguments that are not given."""
+    """Returns the URL of a page. `_base` supplies the values of missing arguments."""
     given: dict[str, object] = {}
     if _base is not None:
         defaults: Mapping[str, Any] = {f.name: f.default for f in msgspec.structs.fields(_base)}

@@ -53,7 +53,7 @@ def cut(
     if wanted:
         rows = [row for row in rows if wanted in text(row).casefold()]
     sort = arguments.sort if arguments.sort.removeprefix("-") in columns else default
-    # Sort by text first, so that rows with equal values are in this order.
+    # The rows are sorted by text first. Rows with equal values stay in this order.
     rows.sort(key=text)
     rows.sort(key=columns[sort.removeprefix("-")], reverse=sort.startswith("-"))
     size = min(max(arguments.size, 1), MAX_SIZE)

@@ -50,7 +50,7 @@ class ClusterLogin:
         self._limits = limits
 
     async def enter(self, name: str, password: str) -> Entry | None:
-        """Accepts the password if one of the brokers does. Brokers with different names can have different users."""
+        """Accepts the password if any broker accepts it. Brokers with different names can have different users."""
         if not name.strip() or not password.strip() or max(len(name), len(password)) > _MAX_PASSWORD:
             return None
         credentials = Credentials(name, password)
@@ -69,7 +69,7 @@ class ClusterLogin:
                     except GantryError as e:
                         error = e
                         continue
-                    # All replicas of a broker have the same users.
+                    # One replica of each broker is enough, because all replicas have the same users.
                     break
         if is_refused:
             return None
@@ -135,7 +135,7 @@ class FileLogin:
         self._path = path
         self._credentials = credentials
         self._hasher = argon2.PasswordHasher()
-        # Only one check at a time, because it takes 64 MiB of memory.
+        # There is only one check at a time, because a check takes 64 MiB of memory.
         self._one_at_a_time = asyncio.Lock()
         self.users()
 

@@ -90,7 +90,7 @@ class Operations:
 
     async def close(self) -> None:
         """Cancels running operations."""
-        # Let the tasks start, because a task that is cancelled before its first step never calls `ended`.
+        # The tasks must start first. A task that is cancelled before its first step never calls `ended`.
         await asyncio.sleep(0)
         await self._tasks.stop()
 

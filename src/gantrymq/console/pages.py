@@ -59,7 +59,7 @@ def menu_of(pages: Sequence[Page]) -> list[tuple[str, list[Page]]]:
 
 def arguments_of(kind: type[A], query: Mapping[str, str]) -> A:
     """Converts the fields of a query to typed arguments. Raises BadArguments."""
-    # Browsers send fields without input as empty text.
+    # Browsers send a field without input as an empty text.
     given = {name: value for name, value in query.items() if value != ""}
     try:
         return msgspec.convert(given, kind, strict=False)

@@ -11,12 +11,13 @@ log = logging.getLogger(__name__)
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _OF_OTHERS = 0o077
-#: Prefixes of the console's file names. An existing directory is restricted only if it has no other files.
+#: Prefixes of the names of the console's files. The permissions of an existing directory change only if it has no other
+#: files.
 _OWN_FILES = ("history.db", "audit.log")
 
 
 def make_private_directory(path: Path) -> None:
-    """Creates the directory, or restricts an existing one that has only the console's files. Raises OSError."""
+    """Creates the directory. If it exists with only the console's files, restricts its permissions. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(_DIRECTORY_MODE)
@@ -30,7 +31,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Creates a missing file; restricts an existing file that other users can read. Raises OSError."""
+    """Creates a missing file. If other users can read an existing file, restricts its permissions. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, _FILE_MODE)
     try:
         if os.fstat(descriptor).st_mode & _OF_OTHERS:

@@ -1,6 +1,6 @@
 """Charts from a Prometheus server that scrapes the brokers, in place of the console's own history.
 
-All replicas of a broker report the same messages, so only the largest of their values counts.
+All replicas of a broker count the same messages, so only the largest value of a broker's replicas is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
-#: Made at the import: if several threads decode a type for the first time at once, msgspec can crash the process.
+#: Created during the import. If several threads decode a type for the first time at once, msgspec can crash the
+#: process.
 _ANSWERS = msgspec.json.Decoder(_Answer)
 
 

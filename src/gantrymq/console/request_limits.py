@@ -2,7 +2,7 @@
 
 A page of a large cluster queries every broker, and many browsers can open many pages. All requests of all users share
 `RequestLimits`, which protect the brokers and the console. A hanging broker cannot use up the common limit, and its
-circuit breaker ends the wait.
+circuit breaker ends the wait for its responses.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _LimitedRemoting(RemotingClient):
     ) -> None:
         super().__init__(ssl_context=ssl_context, hooks=hooks)
         self._limits = limits
-        #: NameServers have no circuit breakers, because the console can show nothing without them.
+        #: NameServers have no circuit breakers, because the console needs their responses for every page.
         self._name_servers = name_servers
         self._probes = Tasks("probe of a server")
 
@@ -87,7 +87,8 @@ class _LimitedRemoting(RemotingClient):
                 self._failed(address, str(e), began, SLOW_S)
                 raise
             except asyncio.CancelledError:
-                # The caller cancelled the request, possibly because its own timeout is as long as the request's.
+                # The caller cancelled the request. The reason may be its own timeout, which can be as long as the
+                # request's.
                 self._failed(address, f"no answer in {timeout_ms} ms", began, _NEARLY * timeout_ms / 1000)
                 raise
 

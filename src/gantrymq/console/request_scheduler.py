@@ -1,4 +1,4 @@
-"""A fair scheduler of requests. Limits the starts in one event-loop iteration; client addresses take turns.
+"""A fair scheduler of requests. It limits the starts in one event-loop iteration, and alternates between addresses.
 
 A request takes some milliseconds of processor time. Without the scheduler, a hundred connections of one address could
 each start a request in the same iteration. Requests of other addresses would wait for all of them.

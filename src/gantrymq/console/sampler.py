@@ -85,7 +85,7 @@ class Sampler:
         if servers is not None:
             brokers = [broker for broker in all_brokers(servers) if broker.address in servers.runtime]
             for broker in brokers:
-                # Add the id, because slaves have the same name as their master.
+                # The id is added, because slaves have the same name as their master.
                 name = f"{broker.name}-{broker.broker_id}" if broker.broker_id else broker.name
                 for what, value in (
                     ("in", broker.in_tps),

@@ -89,7 +89,7 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> HttpServer:
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
         limit_concurrency=_MAX_AT_ONCE,
-        # Lower levels would log texts that clients sent.
+        # On lower levels, uvicorn would log texts that clients sent.
         log_level="error",
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,

@@ -53,7 +53,7 @@ class Sessions:
         return len(self._sessions)
 
     def id_of(self, cookie: str | None) -> str | None:
-        """Returns the id in a cookie that this process has signed; None for any other cookie."""
+        """Returns the id in a cookie if this process has signed the cookie, otherwise None."""
         if not cookie or len(cookie) > 200:
             return None
         try:

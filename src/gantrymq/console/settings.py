@@ -34,7 +34,7 @@ class Settings:
     #: Directory of the audit log and the history. Without it, audit lines go to the log of the process, and the history
     #: stays in memory.
     directory: Path | None = None
-    #: URL of a Prometheus server that scrapes the brokers. The charts then come from it, not from the history.
+    #: URL of a Prometheus server that scrapes the brokers. The charts then come from Prometheus, not from the history.
     prometheus: str = ""
     #: Timeout of one request to one server, ms.
     timeout_ms: int = 3000

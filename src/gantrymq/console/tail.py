@@ -1,7 +1,7 @@
 """The live tail: shows new messages of a topic at a limited rate.
 
-Each round reads the end of each queue. If there are more messages than the limit, the round skips the oldest and
-reports how many. A tail ends after LASTS_S, so that a forgotten browser tab does not load the brokers.
+Each round reads the end of each queue. If there are more messages than the limit, the round skips the oldest ones and
+reports their number. A tail ends after LASTS_S, so that a forgotten browser tab does not load the brokers.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ async def _read_new(
             position.address, position.queue.topic, position.queue.queue_id, timeout_ms
         )
         if position.next < 0 or end < position.next:
-            # This is the first round, or the queue was deleted and created again.
+            # Either this is the first round, or the queue was deleted and created again.
             position.next = end
         if end == position.next:
             return [], 0, ""

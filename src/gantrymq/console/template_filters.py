@@ -1,4 +1,4 @@
-"""Filters of the templates: numbers, sizes, durations, times and texts."""
+"""Filters of the templates, which format numbers, sizes, durations, times and texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 class Exact(str):
-    """A text that `visible` does not change, because it is in a form field, which the browser sends back."""
+    """A text that `visible` does not change. It is the value of a form field, which the browser sends back."""
 
 
 def visible(value: object) -> object:

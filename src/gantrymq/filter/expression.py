@@ -1,7 +1,8 @@
 """Builds the parts of an expression and checks which of them fit together (Java's package `filter.expression`).
 
-Logic has three values. None means unknown: mostly the result of a missing property. A message with an unknown result
-does not match. Java's peculiarities are kept: without the property `a`, `a <> 'x'` is unknown, but `'x' <> a` is true.
+Logic has three values. None means unknown. Most unknown values come from a missing property. A message with an unknown
+result does not match. Java's peculiarities are kept: without the property `a`, `a <> 'x'` is unknown, but `'x' <> a` is
+true.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CONTAINS = 8
 
 _LONG_MAX = (1 << 63) - 1
 _INT_MAX = (1 << 31) - 1
-#: Number of decimal digits of _LONG_MAX, plus one for the L.
+#: Number of decimal digits of _LONG_MAX, plus one for the suffix L.
 _LONGEST_DECIMAL = 20
 #: Larger sets of values are frozensets. Unlike tuples, these are visible to the garbage collector (see `program`).
 _FEW_VALUES = 8

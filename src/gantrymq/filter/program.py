@@ -1,7 +1,8 @@
 """Compiled form of an expression: nested tuples with the number of an operation and its operands.
 
 A part of an expression is `(operation, operand...)`. An operand is a value or another part. Python's garbage collector
-stops tracking tuples that contain only numbers, bytes and such tuples. So even many filters cost it no time.
+stops tracking tuples that contain only numbers, bytes and such tuples. Even many filters therefore cost the collector
+no time.
 
 Decision record: docs/decisions/filters.md.
 """
@@ -25,7 +26,7 @@ from gantrymq.filter.values import (
 )
 
 Program = tuple[Any, ...]
-#: Property bytes of a record after a separator; or the result of `_by_name`, if there are many look-ups.
+#: Property bytes of a record, with a separator before them. If there are many look-ups, the result of `_by_name`.
 Properties = bytes | dict[bytes, bytes]
 _Run = Callable[[Any, Properties], Value]
 
@@ -126,7 +127,7 @@ def NEGATIVE(program: tuple[int, Program], properties: Properties) -> Value:
 
 @_operation
 def PROPERTY_ALONE(program: tuple[int, bytes], properties: Properties) -> Value:
-    """Never true, because the value is a String."""
+    """A property alone is never true, because its value is a String."""
     return None if _find(properties, program[1]) is None else False
 
 
@@ -185,7 +186,7 @@ def EQUAL(program: tuple[int, Program, Program], properties: Properties) -> Valu
 
 @_operation
 def PROPERTY_EQUALS_STRING(program: tuple[int, bytes, bytes], properties: Properties) -> Value:
-    """A common case without type checks, like the next two operations."""
+    """A fast path for a common case, without type checks. The next two operations are such cases, too."""
     _, name, value = program
     found = _find(properties, name)
     return None if found is None else found == value
@@ -223,7 +224,7 @@ def _order(holds: Callable[[Any, Any], bool]) -> int:
 
 def _search(finds: Callable[[bytes, bytes], bool]) -> int:
     def run(program: tuple[int, Program, bytes, bool], properties: Properties) -> Value:
-        """Never unknown: false if the property is missing, also with NOT."""
+        """The result is never unknown. If the property is missing, it is false, also with NOT."""
         _, part, wanted, is_not = program
         value = _operations[part[0]](part, properties)
         return isinstance(value, bytes) and bool(wanted) and finds(value, wanted) is not is_not

@@ -38,7 +38,7 @@ _FLOAT = re.compile(
 #: Characters that String.trim removes.
 _BLANKS = bytes(range(33)).decode()
 _LAST_OF_BMP = "\uffff"
-#: Longer Strings are never numbers, in bytes. Java accepts any number of zeros.
+#: Size in bytes above which a String is never a number. Java accepts any number of zeros.
 _LONGEST_NUMBER = 1000
 #: Numbers with up to 9 digits always fit an Integer, and numbers with more than 19 never fit a Long.
 _ALWAYS_FIT, _NEVER_FIT = 9, 19
@@ -96,7 +96,7 @@ def compare(left: Present, right: Present) -> int:
         left = _converted(left, right)
     elif isinstance(right, bytes):
         if isinstance(left, bool):
-            # Java casts the wrong operand here and fails.
+            # In this case, Java casts the wrong operand and fails.
             raise NotComparable
         right = _converted(right, left)
     if isinstance(left, bool) is not isinstance(right, bool):

@@ -5,8 +5,8 @@
 
     app = Celery("shop", broker="rocketmq://127.0.0.1:9876")
 
-A queue is a topic, and its workers are one consumer group. One worker pops each message; no other worker gets the
-message while this worker lives. A task with an ETA is a timer message. Limits: docs/integrations.md.
+A queue is a topic, and its workers are one consumer group. Each message is popped by one worker. While this worker
+lives, no other worker gets the message. A task with an ETA is a timer message. Limits: docs/integrations.md.
 
 Exchanges and bindings come from `kombu.transport.virtual`. Each process has its own.
 """
@@ -46,14 +46,14 @@ VISIBILITY_TIMEOUT_S = 60.0
 LONGEST_DELAY_MS = 3 * 24 * 3600 * 1000 - 60_000
 #: Largest number of messages of one request.
 _BATCH = 32
-#: If a worker without an event loop may fetch no more messages, it waits this long for an acknowledgement, s.
+#: If a worker without an event loop has reached its limit of messages, it waits this long for an acknowledgement, s.
 _FULL_S = 0.05
 
 
 class Channel(virtual.Channel):
     """A virtual channel whose queues are topics."""
 
-    #: Kombu need not restore messages, because the broker redelivers a message that is not acknowledged.
+    #: Kombu does not have to restore messages, because the broker redelivers each message that is not acknowledged.
     do_restore = False
     connection: Transport
 
@@ -108,7 +108,7 @@ class Channel(virtual.Channel):
         return payload
 
     def ask(self) -> None:
-        """Requests as many messages as may be delivered."""
+        """Requests as many messages as the worker's limit permits."""
         link = self.connection.link
         queues = list(dict.fromkeys(self._active_queues))
         room = self.qos.can_consume_max_estimate()
@@ -276,7 +276,7 @@ class Transport(virtual.Transport):
             if link.is_asking():
                 link.wait(left)
             else:
-                # Only an acknowledgement permits more messages, and it may be the caller's task to send one.
+                # Only an acknowledgement permits more messages, and the caller may be the one that must send it.
                 link.wait(min(left, _FULL_S))
                 if not any(channel._active_queues and channel.qos.can_consume() for channel in self.channels):
                     raise TimeoutError

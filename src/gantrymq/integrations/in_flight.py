@@ -111,7 +111,7 @@ class InFlightMessages:
             await self._consumer.change_invisible_time(message, _GIVEN_BACK_S)
 
     def drop(self, message: MessageExt) -> None:
-        """Stops renewing a message: it is redelivered after its invisible duration, at last as a dead letter."""
+        """Stops the renewals of a message. It is redelivered after its invisible duration, or becomes a dead letter."""
         self._in_flight.pop(message, None)
 
     async def _ack(self, message: MessageExt) -> None:

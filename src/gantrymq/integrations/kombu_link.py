@@ -1,8 +1,8 @@
 """Link: the asynchronous part of the transport for Kombu. Runs the clients of a connection in a thread.
 
 Kombu's part requests messages (`ask`) when it may deliver more, and continues with other work. `fileno` becomes
-readable when messages arrive. Celery's worker can therefore wait in its own event loop, and fetches no message ahead of
-its limit.
+readable when messages arrive. Celery's worker can therefore wait in its own event loop, and fetches no more messages
+than its limit permits.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Link:
         try:
             messages = self._run(self._receive(self._source(queue), 1, _AT_ONCE_S))
         except NoRouteInfo:
-            # No message was ever sent to the topic.
+            # No message has been sent to the topic yet.
             return None
         return messages[0] if messages else None
 

@@ -109,7 +109,7 @@ class RocketMQBroker(AsyncBroker):
             except ClientClosed:
                 return
             except GantryError as e:
-                # No error, because a topic that does not exist yet has no tasks.
+                # This is no error, because a topic that does not exist yet has no tasks.
                 level = log.debug if isinstance(e, NoRouteInfo) else log.warning
                 level("no tasks of topic %s: %s", self._topic, e)
                 await asyncio.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Loops over many records or frames: native code from the distribution gantrymq-native, or else Python.
+"""Loops over many records or frames, in native code (distribution gantrymq-native) or in Python.
 
 The extra `native` installs the native code. GANTRYMQ_NATIVE=0 in the environment turns it off. Native code only changes
 the speed: each native function has an equivalent in Python, and both pass the same tests. A native call processes many

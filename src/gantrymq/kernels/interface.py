@@ -21,7 +21,7 @@ Array: TypeAlias = "tuple[Buffer | None, Buffer, Buffer | None, int]"
 
 
 class Records(Protocol):
-    """The records in a buffer. If `bad_at` is set, no complete record starts there. Only earlier records count.
+    """The records in a buffer. If `bad_at` is set, the records end at this position: no complete record starts there.
 
     The buffer must not change while this object exists.
     """
@@ -46,7 +46,7 @@ class Records(Protocol):
         ...
 
     def wrong_crc(self) -> Buffer | None:
-        """Returns a byte for each record, 1 if its body does not match its CRC32; None if all match."""
+        """Returns one byte per record: 1 if its body does not match its CRC32. Returns None if all bodies match."""
         ...
 
     def topics(self) -> Column: ...
@@ -55,11 +55,11 @@ class Records(Protocol):
         ...
 
     def bodies(self, numbers: Buffer | None, /) -> Column:
-        """Returns the stored bodies of the records with these 64-bit numbers, or of all records."""
+        """Returns the stored bodies of the records with these 64-bit indexes, or of all records."""
         ...
 
     def inflated(self, numbers: Buffer, max_bytes: int, max_body: int, /) -> Column | None:
-        """Decompresses bodies of the records, from the first one until they have `max_bytes` together.
+        """Decompresses the bodies in order, until `max_bytes` bytes are decompressed.
 
         Returns None if a body cannot be decompressed, or is larger than `max_body` bytes.
         """
@@ -75,7 +75,7 @@ class Records(Protocol):
 
 
 class ReceiveBuffer(Protocol):
-    """Memory that is written through its buffer, and becomes bytes without a copy."""
+    """Memory that callers fill through the buffer protocol. It becomes bytes without a copy."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def finish(self) -> bytes:
@@ -91,22 +91,22 @@ class IndexEntries(Protocol):
     def put(
         self, first: int, count: int, mapping: Buffer, hash_slots: int, number: int, begin_timestamp: int, /
     ) -> int:
-        """Writes entries into an index file, the first one as number `number`. Returns how many slots were empty."""
+        """Writes entries into an index file. The first one gets number `number`. Returns how many slots were empty."""
         ...
 
 
 class PlainSends(Protocol[Q]):
-    """Fast path for known headers. The key is all of a header except opaque number, born time and properties."""
+    """Fast path for sends with a known header: one that differs only in opaque number, born time and properties."""
 
     def handle(
         self, data: bytes, log: object, now_ms: int, born_host: bytes, /
     ) -> tuple[bytes, list[tuple[int, int]], int, list[Q], bool]:
-        """Stores the messages of the first frames in `data`, until one is unknown, not plain, or has no space.
+        """Stores the messages of the frames in `data`. Stops at an unknown or special frame, or if the file is full.
 
         Returns (responses, number of frames by request code, number of their bytes, queues that received messages,
-        whether `allow` may be called for the next frame). `log` is a `CommitLog`. Its position and those of the queues
-        are read at the start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised and
-        nothing is stored.
+        whether `allow` may be called for the next frame). `log` is a `CommitLog`. The positions of the log and of the
+        queues are read at the start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised
+        and nothing is stored.
         """
         ...
 
@@ -124,14 +124,14 @@ class PlainSends(Protocol[Q]):
         queue: Q,
         /,
     ) -> bool:
-        """Registers the header of the frame at which the last `handle` stopped. The arguments are its decoded values.
+        """Registers the header of the frame at which the last `handle` stopped. The arguments are the header's values.
 
-        `flag` is that of a single message. Returns false if the header cannot be stored.
+        `flag` is the flag of a single message. Returns false if the header cannot be stored.
         """
         ...
 
     def take_counts(self) -> list[tuple[bytes, bool, int, list[int]]]:
-        """Returns what was stored since the last call, by topic and by whether the marked property is set.
+        """Returns the numbers of messages stored since the last call, by topic and by presence of the marked property.
 
         The other fields are the bytes of the records, and the number of messages by their mean size in a request.
         """
@@ -145,12 +145,12 @@ class PlainSends(Protocol[Q]):
 
 
 class Native(Protocol):
-    """The native module."""
+    """The functions of the native module."""
 
     INTERFACE: int
 
     def Records(self, buffer: Buffer, bodies: bool, crc: bool, properties: Sequence[str], /) -> Records:
-        """Reads records. The same pass prepares bodies, their CRC32 check and single properties, if requested."""
+        """Reads records. If requested, it also prepares bodies, the check of their CRC32, and single properties."""
         ...
 
     def ReceiveBuffer(self, size: int, /) -> ReceiveBuffer:
@@ -179,9 +179,9 @@ class Native(Protocol):
         - It is a batch without messages, or with more than `most[1]` messages.
         - It is a batch, and `odd_in_batch` is in the properties of a message.
 
-        `own_properties` is appended to the properties of a single message. `SendResponses` describes the parts of the
-        responses. `counting` has the start of the marked property, and the upper bounds of the sizes of `take_counts`.
-        Without bounds, nothing is counted.
+        The fast path appends `own_properties` to the properties of a single message. `SendResponses` describes the
+        parts of the responses. `counting` has the start of the marked property, and the upper bounds of the sizes of
+        `take_counts`. Without bounds, nothing is counted.
         """
         ...
 
@@ -197,7 +197,7 @@ class Native(Protocol):
         left_out: tuple[bytes, bytes],
         /,
     ) -> tuple[IndexEntries, int, int]:
-        """Returns the index entries of the records from `at` to `end`, the position of the last record, and the next.
+        """Returns the index entries of the records from `at` to `end`, the last record's position, and the next one.
 
         `base` is the log's physical offset. The call stops before invalid data or a record with too many keys. It also
         stops after `records` records, `keys` keys or `property_bytes` bytes of properties. Records of the topic
@@ -258,7 +258,7 @@ class Native(Protocol):
         most: tuple[int, int, int],
         /,
     ) -> list[tuple[int, bytes, int]] | None:
-        """Returns (number of messages, batch, checksum of all rows up to its last) for each batch of `count` rows.
+        """Divides `count` rows into batches. Returns (number of messages, batch, checksum up to its last row) for each.
 
         Returns None if a row cannot be a message of a batch.
 
@@ -300,8 +300,8 @@ class Native(Protocol):
     ) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
         """Returns (size, queue offset, sysFlag, bytes before the body, body, properties) of each record from `at` on.
 
-        The call stops before a record that is invalid or belongs to another queue. The queue
-        offsets must increase, from `last` on: the call also stops before a record that breaks this rule.
+        The call stops before a record that is invalid or belongs to another queue. Each queue offset must be higher
+        than the one before it (`last` for the first record). The call also stops before a record that breaks this rule.
         """
         ...
 
@@ -334,14 +334,14 @@ class Native(Protocol):
         most_bytes: int,
         /,
     ) -> tuple[int, int, list[bytes | tuple[int, int]]]:
-        """Returns (number, size in bytes, pieces) of the records that the first units of a queue point to.
+        """Returns (number, size in bytes, pieces) of the records to which the first units of a queue point.
 
-        The units start at `queue_offset`. There are at most `most` records, with at most `most_bytes` together, before
-        `end` in the log. `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of several
-        records that are not adjacent. The call stops at a unit that points to no such record.
+        The units start at `queue_offset`. The result has at most `most` records and `most_bytes` bytes, all of them
+        before `end` in the log. `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of
+        several records that are not adjacent. The call stops at a unit that does not point to a valid record.
         """
         ...
 
     def units_with(self, units: bytes, codes: list[int], most: int, /) -> tuple[list[int], bytes]:
-        """Returns the numbers of the first `most` units with one of these tags codes, and these units joined."""
+        """Returns the indexes of the first `most` units with one of these tags codes, and these units joined."""
         ...

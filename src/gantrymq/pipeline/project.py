@@ -20,8 +20,8 @@ SAMPLE = Path("sample") / "orders.jsonl"
 #: The directory for the tables, the checkpoints and the cluster of a project.
 STATE = ".pipeline"
 
-#: Paths that Spark keeps unchanged. In other paths it escapes characters, once or twice, so that tables and checkpoints
-#: would be in different directories. A space would end an option of its JVM.
+#: Matches paths that Spark does not change. In other paths Spark escapes characters once or twice, so that tables and
+#: checkpoints would be in different directories. A space would end an option of Spark's JVM.
 _GOOD_PATH = re.compile(r"[\w/.~!()*,:$&+=@-]+")
 
 _ITEMS = (("tea", 450), ("coffee", 990), ("chocolate", 320), ("teapot", 4900), ("grinder", 8900))
@@ -82,7 +82,7 @@ def _write_program(directory: Path, program: Traversable) -> None:
 
 
 def sample_orders() -> list[str]:
-    """Returns ten days of sample orders, one per line. One is a duplicate, and one line is no order."""
+    """Returns sample orders of ten days, one per line. One order is a duplicate, and one line is not an order."""
     start = datetime(2026, 1, 1, 8, tzinfo=UTC)
     lines = []
     for n in range(_ORDERS):

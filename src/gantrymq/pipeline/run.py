@@ -83,7 +83,8 @@ def run_project(
     reached_by = None
     if context is not None:
         reached_by = Contexts()[context]
-        # Spark displays the settings, so they have no keys. Reads and writes find the keys by the name of the context.
+        # Spark displays the settings, so they contain no keys. Reads and writes get the keys from the context of this
+        # name.
         settings[CONTEXT] = context
         name_server = name_server or reached_by.namesrv_addr
     with ExitStack() as stack:
@@ -168,7 +169,7 @@ def _follow(results: Iterator[dict[str, Any]], report: Callable[[str], None]) ->
                 last = result["pipeline_event_result"].event.message
                 report(last)
     except PySparkValueError as e:
-        # At the end of a run, Spark 4.3 sends counters of Python workers, which its own client can't decode.
+        # At the end of a run, Spark 4.3 sends counters of Python workers that its own client can't decode.
         if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:
             raise
 

@@ -46,7 +46,7 @@ _OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class Signer:
-    """Signs requests with one key. HMAC (RFC 2104) with hashed key blocks: 1.6 us, not 5 us as hmac.digest."""
+    """Signs requests with one key: HMAC (RFC 2104) over prepared key blocks. Takes 1.6 us; `hmac.digest` takes 5 us."""
 
     def __init__(self, secret_key: str) -> None:
         key = secret_key.encode()
@@ -54,7 +54,7 @@ class Signer:
         self._inner_bound, self._outer_bound = _key_hashes(hashlib.sha256, key)
 
     def sign(self, fields: Mapping[str, str], body: bytes, version: int) -> str:
-        """Returns Java's signature of a request. Covers the values in the order of the field names, then the body."""
+        """Returns Java's signature of a request: over the values in the order of the field names, then the body."""
         unsigned = _UNSIGNED if version > _VERSION_4_9_3 else _UNSIGNED_BEFORE_4_9_4
         values = "".join([fields[name] for name in sorted(fields) if name not in unsigned])
         inner = self._inner.copy()

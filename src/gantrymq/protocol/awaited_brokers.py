@@ -1,8 +1,8 @@
 """Awaited brokers: a topic's brokers that a NameServer had before its restart and that have not registered again.
 
-Brokers register every 30 s. A route from a NameServer that started more recently can lack some of them. The route is
-complete only if it contains every awaited broker. Unlike Java's, GantryMQ's NameServer lists the awaited brokers in its
-response to GET_ROUTEINFO_BY_TOPIC.
+Brokers register every 30 s. In the first 30 s after its start, a NameServer can return a route that lacks brokers. The
+route is complete only if it contains every awaited broker. Unlike Java's, GantryMQ's NameServer lists the awaited
+brokers in its response to GET_ROUTEINFO_BY_TOPIC.
 """
 
 from __future__ import annotations

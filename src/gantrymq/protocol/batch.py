@@ -12,7 +12,7 @@ from struct import error as StructError
 from gantrymq.errors import BodyError
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 
-#: Largest number of messages of a batch. Java's broker counts them in an int16, which more messages overflow.
+#: Largest number of messages in a batch. Java's broker counts them in an int16.
 MAX_BATCH_MESSAGES = (1 << 15) - 1
 
 _HEAD = Struct(">iiiii")

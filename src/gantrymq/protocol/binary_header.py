@@ -16,8 +16,7 @@ from struct import error as StructError
 from gantrymq.errors import HeaderError
 from gantrymq.protocol.json_header import LONG_FIELDS, MAX_FIELDS
 
-#: The fields up to the remark's length, and the length of the ext fields, which follows directly if the remark is
-#: empty.
+#: The fixed fields, up to the remark's length. If the remark is empty, the length of the ext fields follows directly.
 _FIXED = Struct(">hBhiiii")
 _REMARK_START = _FIXED.size - 4
 _I32 = Struct(">i")

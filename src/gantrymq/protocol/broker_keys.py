@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Keys that a broker only reads at its start. docs/broker.md lists them, too. Java's broker accepts new values but
-#: keeps using the old values. All other keys take effect at once, including those that Java applies while running.
+#: keeps using the old values. Changes of all other keys take effect at once.
 READ_AT_START = frozenset(
     {
         "brokerName",

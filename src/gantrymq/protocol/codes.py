@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-#: The version that this project sends, MQVersion.V5_5_0. Java peers enable features depending on this version.
+#: The version that this project sends, MQVersion.V5_5_0. Java peers enable features according to this version.
 PROTOCOL_VERSION = 513
 #: MQVersion.V5_0_0. From this version on, a registration body contains topic-queue mappings.
 VERSION_5_0_0 = 413

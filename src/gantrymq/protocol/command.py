@@ -58,8 +58,8 @@ class RemotingCommand:
 
     `code` is a RequestCode in a request and a ResponseCode in a response. `opaque` matches a response to its request on
     one connection. `raw_ext` has the ext fields in the encoding `serialize_type`, in decoded commands only.
-    `received_at` is the monotonic time at which a server received a request, in seconds; 0.0 unless it measures
-    latencies.
+    `received_at` is the monotonic time at which a server received a request, in seconds. It is 0.0 if the server does
+    not measure latencies.
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class RemotingCommand:
 
     @property
     def ext_fields(self) -> dict[str, str]:
-        """The ext fields. Changes of this dictionary are encoded. Raises HeaderError if the fields are invalid."""
+        """The ext fields. `encode` includes changes of this dictionary. Raises HeaderError for invalid fields."""
         if self._fields is None:
             if self.serialize_type == SerializeType.JSON:
                 self._fields = json_header.decode_fields(self.raw_ext)
@@ -157,7 +157,7 @@ class RemotingCommand:
     def read_header(self, header_type: type[H]) -> H:
         """Returns the ext fields as a typed header. Raises HeaderError with the name of a missing or invalid field."""
         if self._fields is None and self.serialize_type == SerializeType.JSON and self.raw_ext:
-            # Decodes the JSON directly, without a dictionary. After an error, the slower, tolerant code follows.
+            # Decodes the JSON directly, without a dictionary. If this fails, the slower code below accepts more forms.
             try:
                 return _json_decoder(header_type).decode(self.raw_ext)  # type: ignore[return-value]
             except json_header.UNREADABLE_JSON:
@@ -168,7 +168,7 @@ class RemotingCommand:
             raise HeaderError(f"{header_type.__name__}: {e}") from e
 
     def without_content(self) -> RemotingCommand:
-        """Returns a copy without fields and body, which suffices to send the response."""
+        """Returns a copy without fields and body, which is enough to send the response."""
         copy = RemotingCommand(
             self.code, self.language, self.version, self.opaque, self.flag, None, b"", b"", self.serialize_type
         )

@@ -1,7 +1,7 @@
 """Creates the records of committed messages directly from the bytes of their half messages' records.
 
-This takes a fifth of the time of decoding and encoding. It supports only records of version 1 with IPv4 hosts, in a
-batch whose properties all have the same ending.
+This takes a fifth of the time of decoding and encoding. It supports only records of version 1 with IPv4 hosts. The
+properties of all half messages must have the same ending.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CommittedCopies:
         self._waiting = waiting
 
     def make(self, halves: bytes, sizes: Iterable[int], half_offset: int, physical_offset: int) -> list[bytes]:
-        """Returns the records of consecutive half messages. Their offsets and store time are not final.
+        """Returns the records of consecutive half messages. The caller must set their final offsets and times.
 
         `halves` are the bytes of the half messages. The first one has the given offsets. Stops at the first record that
         does not have the expected form.
@@ -51,8 +51,8 @@ class CommittedCopies:
             self._ending,
             self._waiting,
         )
-        # Size of all parts between body and properties, without the length of the properties; and the size of the old
-        # parts.
+        # Sizes of the parts between body and properties, without the properties' length: in the new and in the old
+        # record.
         least, topic_size = FIXED_SIZE_V4 - 3 + len(half_topic) + 2 + len(ending), len(half_topic) + 2
         grows_by = len(topic) - len(half_topic) - waiting
         at, length = 0, len(halves)

@@ -20,9 +20,9 @@ from gantrymq.system import threads
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
 #: Largest number of bytes that a decompressor returns at once, and may allocate in advance.
 _PIECE = 65536
-#: Bytes of a zstd body that are decompressed at once, to 32 MiB at most.
+#: Compressed bytes of a zstd body per step. They decompress to at most 32 MiB.
 _ZSTD_PIECE = 1024
-#: The same for `decompress_pieces`: 4 MiB at most, because a block of 128 KiB takes 4 bytes.
+#: The same for `decompress_pieces`: at most 4 MiB, because 4 compressed bytes can make a block of 128 KiB.
 _ZSTD_STEP = 128
 
 
@@ -61,7 +61,7 @@ def compress(body: bytes, compression: CompressionType, level: int = 5) -> bytes
 
 
 def decompress(body: bytes, sys_flag: int, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """Returns the plain body of a record; the same body without the COMPRESSED bit. Raises CompressionError."""
+    """Returns the plain body of a record. Without the COMPRESSED bit, returns `body`. Raises CompressionError."""
     if not sys_flag & COMPRESSED:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
@@ -118,8 +118,8 @@ def decompress_pieces(
 ) -> Iterator[bytes]:
     """Yields the plain body of a record in pieces of at most `piece_size` bytes.
 
-    For callers that need only the beginning of the body. Needs the memory of a few pieces; 4 MiB with lz4 and zstd.
-    Raises CompressionError as `decompress` does, after the pieces before the damage.
+    For callers that need only the beginning of the body. Needs the memory of a few pieces; 4 MiB with lz4 and zstd. If
+    the body is damaged, yields the pieces before the damage, then raises CompressionError as `decompress` does.
     """
     if not sys_flag & COMPRESSED:
         yield from (body[start : start + piece_size] for start in range(0, len(body), piece_size))

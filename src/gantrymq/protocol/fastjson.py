@@ -30,8 +30,9 @@ _MAX_TOLERATED_BYTES = 256 * 1024
 #: objects. With 3 MiB of short groups, decoding then takes 25 ms instead of 145 ms.
 _MANY_OBJECTS = 64 * 1024
 
-# A string is matched first and left unchanged, so a digit and colon inside a string are safe. An unterminated string is
-# matched, too. Otherwise each of its quotes would be tried as the start of a string, and 16 MiB would take days.
+# A string is matched first and left unchanged, so a digit and colon inside a string are safe. The pattern also matches
+# an unterminated string. Otherwise each of its quotes would be tried as the start of a string, and 16 MiB would take
+# days.
 _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
 _BEFORE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{,]', re.DOTALL)
 _STEP_BYTES = 16 * 1024
@@ -71,8 +72,8 @@ def decode_json(data: bytes, json_type: type[T]) -> T:
 def decode_request_json(data: bytes, json_type: type[T]) -> T:
     """Works like `decode_json`, for a request's body: takes at most 50 ms for any input. Raises BodyError.
 
-    Standard JSON takes 10 ns per byte. Tolerant decoding takes ten times as long, so it is limited to the size of
-    bodies that clients send.
+    Standard JSON takes 10 ns per byte. Decoding of fastjson's form takes ten times as long, so it is limited to the
+    size of bodies that clients send.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise BodyError(f"body of {len(data)} bytes: JSON of at most {MAX_REQUEST_BYTES} is taken")

@@ -1,8 +1,8 @@
 """Splits the input of one connection into commands. No I/O.
 
 Only complete frames are decoded. The bytes of an incomplete frame are collected in one growing buffer. The cost
-therefore depends on the frame's size, not on the number of reads. At most one frame and one read are buffered. The body
-of a large frame is collected separately from its header and joined once.
+therefore depends on the frame's size, not on the number of reads. At most one frame and the data of one read are
+buffered. The parts of a large body are collected separately from the header, and joined once.
 
 A server limits the incomplete frames of all connections by `frame_length` and `buffered_bytes` of each reader. See
 `remoting/incomplete_frames.py`.
@@ -66,7 +66,7 @@ class FrameReader:
         self._large: _LargeFrame | _BufferedFrame | None = None
         #: Length of the current incomplete frame, or 8 while its length is unknown. 0 between frames.
         self.frame_length = 0
-        #: Number of frames that a read has left incomplete, so that callers can distinguish two such frames.
+        #: Counts the frames that were incomplete after a read, so that callers can distinguish two such frames.
         self.frame_number = 0
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
@@ -102,7 +102,7 @@ class FrameReader:
             if body_start > frame_end:
                 raise FrameError(f"header of {header_word & 0xFFFFFF} bytes in a frame of {length}")
             if end < frame_end and (length < LARGE_FRAME or end < body_start):
-                # Only for incomplete frames: the size of a read limits a frame that is complete at once.
+                # Only incomplete frames need this limit. The size of a read limits all others.
                 if body_start - header_start > MAX_HEADER_LENGTH:
                     raise FrameError(
                         f"header of {body_start - header_start} bytes: at most {MAX_HEADER_LENGTH} are read"
@@ -133,7 +133,7 @@ class FrameReader:
                     if self._new_buffer is None
                     else _BufferedFrame(fields, serialize_type, frame_end - body_start, self._new_buffer)
                 )
-                # A view would keep the whole read in memory.
+                # A view would keep all data of the read in memory.
                 self._large.take(memoryview(data)[body_start:] if 2 * (end - body_start) > end else data[body_start:])
                 self.frame_length = frame_end - pos
                 self.frame_number += 1
@@ -176,7 +176,7 @@ class FrameReader:
             yield large.command()
 
     def ends_large(self, count: int) -> bool:
-        """Returns true if `count` more bytes complete a large frame, whose handling takes longer."""
+        """Returns true if `count` more bytes complete a large frame. Handling such a frame takes longer."""
         return self._large is not None and count >= self._large.missing
 
     def clear(self) -> None:
@@ -202,7 +202,7 @@ class _LargeFrame:
         self.missing = body_length
 
     def take(self, data: bytes | memoryview) -> int:
-        """Takes the bytes that belong to this frame, and returns how many."""
+        """Takes the bytes of `data` that belong to this frame. Returns their number."""
         taken = min(len(data), self.missing)
         piece = data if taken == len(data) else memoryview(data)[:taken]
         if taken >= SMALL_PIECE:
@@ -238,7 +238,7 @@ class _BufferedFrame:
         return self._body_length - len(self.rest)
 
     def take(self, data: bytes | memoryview) -> int:
-        """Copies the bytes that belong to this frame, and returns how many."""
+        """Copies the bytes of `data` that belong to this frame. Returns their number."""
         taken = min(len(data), len(self.rest))
         self.rest[:taken] = memoryview(data)[:taken]
         self.rest = self.rest[taken:]

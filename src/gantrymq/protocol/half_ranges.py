@@ -1,4 +1,4 @@
-"""Ranges of half messages in the body of END_HALF_MESSAGES (31037), which ends a transaction's messages on a broker.
+"""The body of END_HALF_MESSAGES (31037): ranges of half messages that a broker commits or rolls back.
 
 Each range: int64 queue offset of the first half message | int64 its physical offset | int32 number of half messages
 
@@ -7,7 +7,8 @@ REQUEST_CODE_NOT_SUPPORTED.
 
 Half messages in such ranges are sent in batches: SEND_BATCH_MESSAGE with TRANSACTION_PREPARED in sysFlag. Java's
 brokers respond with MESSAGE_ILLEGAL. PGROUP and CHECK_IMMUNITY_TIME_IN_SECONDS in the header's properties apply to all
-messages. The response has the offsets of the first half message; the others follow directly in queue and log.
+messages. The response has the offsets of the first half message. The other half messages of the batch follow it
+directly in queue and log.
 """
 
 from __future__ import annotations

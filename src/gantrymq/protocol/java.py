@@ -12,7 +12,7 @@ from msgspec import Meta
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-# Import the codec now: Python would import it on first use, and fail if file descriptors had run out.
+# Loads the codec. Python would otherwise load it on first use, which fails if no file descriptor is left.
 codecs.lookup("utf-16-be")
 
 

@@ -169,7 +169,7 @@ if TYPE_CHECKING:
 
 
 def _late_field(place: int, meaning: str) -> _Late[int]:
-    """Returns a property of a received message that is decoded on first access: one of LateFields.
+    """Returns a property for a field in LateFields, which is decoded on first access.
 
     This takes a third of the time of `__getattr__`, which first creates an AttributeError.
     """
@@ -295,7 +295,7 @@ class MessageExt(Message):
 
     @classmethod
     def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:
-        """Creates a message for a record that is damaged or partly readable. The property `body` raises `damage`."""
+        """Creates a message for a record that is damaged or only partly readable. Its `body` raises `damage`."""
         message = cls(record or _UNREADABLE, queue.broker_name)
         message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
         message._body, message._packed = None, _Packed(b"", 0, 0, damage)
@@ -305,7 +305,8 @@ class MessageExt(Message):
     def body(self) -> bytes:
         """The content, decompressed on access. A body of more than 256 KiB is cached only by `unpack`.
 
-        Raises CompressionError if it doesn't decompress or is too large. Raises RecordError if the record is damaged.
+        Raises CompressionError if the body cannot be decompressed or is too large. Raises RecordError if the record is
+        damaged.
         """
         body = self._body
         if body is None:
@@ -347,7 +348,7 @@ class MessageExt(Message):
             self._body = None
 
     def decompress_if_small(self, max_size: int) -> bool:
-        """Decompresses a body of at most `max_size` bytes. Returns true if the body is available or found damaged."""
+        """Decompresses a body of at most `max_size` bytes. Returns true if the body is available or is damaged."""
         packed = self._packed
         if self._body is None and packed is not None and packed.damage is None:
             try:
@@ -373,7 +374,7 @@ class MessageExt(Message):
 
     @property
     def is_damaged(self) -> bool:
-        """True if the record itself is not readable, so there is no content to pass on."""
+        """True if the record itself is not readable. The message then has no content that could be passed on."""
         return self._packed is not None and isinstance(self._packed.damage, RecordError)
 
     @property
@@ -427,7 +428,7 @@ _UNREADABLE = Record(0, 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, b"", b
 
 
 def decode_messages(body: Buffer, broker_name: str = "") -> Iterator[MessageExt]:
-    """Yields the messages in the body of a pull response. Raises RecordError at the first invalid one."""
+    """Yields the messages in the body of a pull response. Raises RecordError at the first invalid message."""
     pos, end = 0, len(body)
     while pos < end:
         record = decode_record(body, pos)

@@ -48,8 +48,8 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
 class UniqueKeys:
     """Creates the unique keys of one producer process. `ip` has 4 or 16 bytes.
 
-    Keys never repeat. The instance number changes if the clock goes back, if a month begins, and after 65,536 values of
-    the counter. The time in a key is the clock's time.
+    Keys never repeat. The instance number changes if the clock is set back, if a month begins, and after 65,536 values
+    of the counter.
     """
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
@@ -60,7 +60,7 @@ class UniqueKeys:
         self._month_end_ms = 0
         self._last_ms = -1
         self._head = ""
-        #: The first number whose counter value was already used with `_head`.
+        #: The first number that needs another `_head`, because its counter value was already used with this one.
         self._end = _COUNTS
 
     def next(self) -> str:

@@ -103,8 +103,8 @@ def encode_fitting(fields: dict[str, str], limit: int, dispensable: Iterable[str
     """Returns the encoded properties in at most `limit` bytes.
 
     The record's checksum is removed first if necessary, then the properties in `dispensable`, in order. If that is not
-    enough, returns `original`, the properties as first stored. They fit, because only the decoding of invalid UTF-8 can
-    make properties longer.
+    enough, returns `original`, the properties as first stored. These fit: only the decoding of invalid UTF-8 can make
+    properties longer.
     """
     encoded = encode_properties(fields)
     for name in (CRC32, *dispensable):
@@ -128,7 +128,8 @@ def decode_properties(raw: bytes) -> dict[str, str]:
 def find_property(raw: bytes, name: bytes) -> bytes | None:
     """Returns one property's value from the encoded properties without decoding the others. None if absent or empty.
 
-    If a name occurs twice, returns the first value, and `decode_properties` the last. No client writes a name twice.
+    If a name occurs twice, this function returns the first value; `decode_properties` returns the last. No client
+    writes a name twice.
     """
     prefix = name + b"\x01"
     if raw.startswith(prefix):
@@ -155,7 +156,7 @@ def has_property(raw: bytes, name: bytes) -> bool:
 
 
 def without_property(raw: bytes, name: bytes) -> bytes:
-    """Returns the properties without one of them (`MessageUtils.deleteProperty`). Each then has a final \\x02."""
+    """Returns the properties without the property `name` (`MessageUtils.deleteProperty`). Each one ends with \\x02."""
     if not has_property(raw, name):
         return raw
     prefix = name + b"\x01"

@@ -1,4 +1,4 @@
-"""Decodes pull requests fast, with a cache. `send_request` does the same for sends.
+"""Decodes pull requests fast, with a cache of headers. `send_request` does the same for sends.
 
 A consumer's pulls of a queue differ only in queueOffset and commitOffset. The bytes around these two numbers are the
 key of a small cache of decoded headers. A request then takes 1.3 us instead of 6 us for decoding 11 fields. JSON

@@ -1,6 +1,6 @@
 """Encodes the head of a pull response directly to bytes. The records follow it.
 
-Responses differ only in numbers, so the rest is a template. It takes 1 us instead of 5 us with a typed header, a
+Responses differ only in numbers, so a template has the rest. This takes 1 us, instead of 5 us with a typed header, a
 dictionary and an encoder.
 """
 

@@ -25,7 +25,7 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 def pop_retry_topic(topic: str, group: str, *, v2: bool = False) -> str:
-    """Returns the topic to which unacknowledged messages of `topic` return, for a group that pops."""
+    """Returns the topic from which a popping group receives unacknowledged messages of `topic` again."""
     return f"{RETRY_TOPIC_PREFIX}{group}{_SEPARATORS[RETRY_TOPIC_V2 if v2 else RETRY_TOPIC_V1]}{topic}"
 
 

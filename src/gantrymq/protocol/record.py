@@ -27,11 +27,12 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 #: Magic number of the blank at the end of a commit log file (`CommitLog.BLANK_MAGIC_CODE`).
 MAGIC_BLANK = 0xCBD43194
-#: A longer topic needs version 2. Bytes.
+#: Longest topic of a record of version 1, in bytes. A longer one needs version 2.
 MAX_TOPIC_LENGTH_V1 = 127
 
 #: Fields of the fixed part in order, with their `struct` codes. Offsets up to the born host are the same in all
-#: records. Offsets after it are those of records with IPv4 hosts. `AFTER_HOSTS` are the fields after the hosts.
+#: records. Offsets of later fields are only valid for records with IPv4 hosts. `AFTER_HOSTS` are the fields after the
+#: hosts.
 FIELDS = {
     "size": "i",
     "magic": "I",
@@ -66,7 +67,7 @@ def offset_of(field: str) -> int:
 
 
 def unpacker(*fields: str) -> Callable[..., tuple[int, ...]]:
-    """Returns a function that takes a buffer and a record's position and returns these fields, in the record's order.
+    """Returns a function that reads these fields of the record at a position in a buffer, in the record's order.
 
     The function makes one call of a Struct and reads nothing after the last field.
     """
@@ -341,7 +342,7 @@ def topic_and_properties(record: Buffer) -> tuple[bytes, bytes]:
 
 
 def store_timestamp_at(buffer: Buffer, pos: int) -> int:
-    """Returns the store time of the record at `pos`, in ms, or -1 if no record begins there. Checks nothing else."""
+    """Returns the store time of the record at `pos`, in ms, or -1 if no record begins there. No other checks."""
     if pos + _STORE_TIMESTAMP_END_V6 > len(buffer):
         return -1
     magic, sys_flag = _unpack_magic_and_flags(buffer, pos)

@@ -1,9 +1,9 @@
-"""The message properties that RocketMQ itself sets. A write of rows that were read omits them.
+"""The message properties that RocketMQ itself sets. If rows that were read are written again, they are omitted.
 
 These properties describe the message that was read, and brokers act on them. With TRAN_MSG, a new message would become
 a half message that is never committed. With DELAY, it would be delayed. With INNER_MULTI_DISPATCH, it would also go to
-other queues. A write of rows keeps the properties that its option keepProperties names. KEYS, TAGS and the sharding key
-belong to the user, and are always kept.
+other queues. The option keepProperties lists properties that a write keeps. KEYS, TAGS and the sharding key belong to
+the user, and are always kept.
 
 Source: MessageConst (STRING_HASH_SET and other properties that brokers read).
 """

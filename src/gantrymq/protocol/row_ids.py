@@ -3,7 +3,7 @@
 A *writer* is one partition of a write. It sends its batches in order, and its rows to a queue in order, one request
 after the other. The last row of each writer and queue therefore identifies all rows of this writer in the queue.
 
-Each message has two properties:
+Each message of the write has two properties:
 - GANTRY_ID: `write-batch-partition-row`.
 - GANTRY_SEQ: 16 hexadecimal digits. The first half is a checksum of topic and queue id, so that copies in other queues
   do not count. The second half is a checksum of all rows that the writer sent to the queue in this batch, up to this
@@ -13,8 +13,8 @@ The request is a SEND_BATCH_MESSAGE with a binary header and the field `gantryAf
 Without this field, a broker ignores the properties, because forwarded messages contain copies of them. The response has
 the field `gantryLastRow`. Java's brokers support none of this.
 
-The field `gantryQueues` lists all target queues of the writer's rows. A later attempt requests this list from the
-brokers with GET_WRITER_QUEUES, and sends its rows to the same queues.
+The field `gantryQueues` lists all target queues of the writer's rows. A later attempt of the writer requests this list
+from the brokers with GET_WRITER_QUEUES, and sends the rows to the same queues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAST_ROW_FIELD = "gantryLastRow"
 QUEUES_FIELD = "gantryQueues"
 #: Length of the longest list, in characters. Brokers ignore longer lists.
 MAX_QUEUES_LENGTH = 500
-#: The encoded field name in a binary header. Quick test for a request of an idempotent write.
+#: The encoded field name in a binary header. A header that contains it is probably from an idempotent write.
 AFTER_MARK = b"\x00\x0bgantryAfter"
 #: Length of the longest id, in bytes. The id of a Spark query has 36 characters.
 MAX_ID_LENGTH = 192

@@ -1,4 +1,4 @@
-"""Work in steps: a generator that yields about once per millisecond, so that a server can do other work."""
+"""Long work in steps: a generator yields about once per millisecond, so that a server can do other work."""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ def may_be_sent_to(topic: str) -> bool:
     """Returns true if clients may send messages to this topic, immediate or delayed.
 
     Topics that only the broker writes are excluded, because the broker trusts their content. Java allows the topics of
-    timers and pops, in which a message can circulate forever. Topics of traces, replies and retries are allowed.
+    timers and pops. A message sent to one of them could be redelivered forever. Topics of traces, replies and retries
+    are allowed.
     """
     if topic in SEND_FORBIDDEN_TOPICS or topic in (TIMER_TOPIC, DELIVERY_JOURNAL_TOPIC):
         return False

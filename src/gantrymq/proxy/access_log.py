@@ -32,7 +32,7 @@ class AccessLog:
         self._path = path
         self._lines: list[str] = []
         self._lost = 0
-        #: The running write, if any.
+        #: The task of the running write, if there is one.
         self._writing: asyncio.Task[None] | None = None
         self._job = jobs.repeating("write the access log", self._write, _EVERY_S)
 
@@ -74,7 +74,7 @@ class AccessLog:
         try:
             await asyncio.to_thread(self._append, "".join(lines))
         except OSError:
-            # The next write repeats these lines.
+            # The next write includes these lines again.
             self._lines = (lines + self._lines)[:PROXY_LOG_LINES]
             raise
 

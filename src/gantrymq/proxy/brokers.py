@@ -69,7 +69,8 @@ class Brokers:
         """Returns host:port of a broker's master. Raises ProxyError if no NameServer has this broker."""
         address = self.routes.master_address(broker_name)
         if address is None:
-            # A handle can name a broker that is in no cached route. Each broker has a topic with its own name.
+            # A handle can name a broker that is in no cached route. Each broker has a topic with its own name, whose
+            # route is requested here.
             with suppress(NoRouteInfo):
                 await self.routes.get(broker_name)
             address = self.routes.master_address(broker_name)

@@ -101,9 +101,9 @@ class Stream(ServerStream, Protocol):
 
 
 class Slices(AsyncIterator[T]):
-    """Iterates over items. If SLICE_S has passed, other calls continue before the next item.
+    """Iterates over items. When SLICE_S has passed, other calls run before the next item.
 
-    This is a class because an async generator would need a task for its close after an exception in the loop.
+    This is a class: after an exception in the loop, an async generator would need a task to close it.
     """
 
     def __init__(self, call: Call, items: Iterable[T]) -> None:

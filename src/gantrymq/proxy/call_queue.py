@@ -61,7 +61,7 @@ class CallQueue:
         #: Remaining bytes of this round.
         self._left = ROUND_BYTES
         self._is_round_due = False
-        #: Start of the last round, s, on a clock that stops during reads; None after a pause.
+        #: Start of the last round, s, on a clock that does not advance while connections read. None after a pause.
         self._began: float | None = None
 
     def add(self, connection: Hashable, call: QueuedCall) -> None:

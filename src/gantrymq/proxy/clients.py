@@ -2,7 +2,8 @@
 
 A client is identified by its id (x-mq-client-id), not by its connections. A client registers by sending its settings
 (Telemetry). The proxy removes it after NotifyClientTermination, or after a time without heartbeats and settings. Only
-the user who registered an id can use it; without access control, only the connection with its open stream.
+the user who registered an id can use the id. Without access control, only the connection with the client's open stream
+can use it.
 
 Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, and `ConsumerManager` and `ProducerManager` of the proxy.
 """
@@ -28,7 +29,7 @@ _FEW_BYTES = 32 * 1024
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One registered client. `settings` are the client's own. `heard` is the time of the client's last heartbeat, s."""
+    """One registered client. `settings` are the settings that it sent. `heard` is the time of its last heartbeat, s."""
 
     client_id: str
     #: The user who registered the client; empty without access control.

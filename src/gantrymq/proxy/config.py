@@ -35,7 +35,8 @@ class ProxyConfig(TlsConfig):
 
     #: Addresses of the NameServers, separated by ;.
     namesrv_addr: str = ""
-    #: The cluster whose brokers return groups, users and policies. These must be the same on all its brokers.
+    #: The cluster whose brokers return groups, users and policies. Groups, users and policies must be the same on all
+    #: brokers of the cluster.
     rocket_mq_cluster_name: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
     #: Cluster name in the labels of the proxy's metrics.
     proxy_cluster_name: str = "DefaultCluster"
@@ -55,8 +56,8 @@ class ProxyConfig(TlsConfig):
     enable_remoting_local_proxy_grpc: bool = True
     #: If true, other processes of this proxy listen on the same ports. `--processes` sets this value.
     shared_ports: bool = False
-    # The next four keys differ from those of brokers and NameServers. If this one is true and no certificate is
-    #: configured, the proxy creates a certificate for the first client that uses TLS.
+    # The next four keys have other names than the keys of brokers and NameServers. If this key is true and no
+    #: certificate is configured, the proxy creates a certificate for the first client that uses TLS.
     tls_test_mode_enable: bool = True
     #: File with the private key of the proxy's certificate, PEM.
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})
@@ -182,7 +183,7 @@ class ProxyConfig(TlsConfig):
         if not self.inner_client_authentication_credentials.strip():
             return None
         try:
-            # In Java's file the value is a string that contains JSON. An object is accepted, too.
+            # In Java's file, the value is a string that contains JSON. This proxy also accepts a JSON object.
             keys: Any = json.loads(self.inner_client_authentication_credentials)
             return Credentials(str(keys["accessKey"]), str(keys["secretKey"]))
         except (ValueError, TypeError, KeyError):

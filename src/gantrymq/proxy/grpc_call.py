@@ -45,7 +45,7 @@ _OK = literal(b"grpc-status", b"0")
 
 #: Largest number of messages of a stream that wait for the handler.
 _MAX_WAITING = 1000
-#: Shorter messages are not scanned while plenty of memory is free, because a scan takes 5 us.
+#: While much memory is free, shorter messages are not scanned, because a scan takes 5 us.
 _MAX_UNSCANNED = 2048
 #: Largest size of the unread responses of a stream with requests in both directions, bytes.
 _MAX_UNREAD_BYTES = 1024 * 1024
@@ -156,7 +156,8 @@ class GrpcCall:
         #: True after the headers of the response are sent.
         self._has_begun = False
         self._is_half_closed = False
-        #: True if incomplete messages may be buffered. `_serve` authenticates every call again.
+        #: True if incomplete messages may be buffered. This is only a first check: `_serve` authenticates every call
+        #: again.
         self._is_authenticated = service.guard is None
         #: Messages of a stream that wait for the handler, and the future of a handler that waits for one.
         self._requests: deque[Payload] | None = deque() if method.client_streams else None
@@ -442,7 +443,7 @@ class GrpcCall:
     def _reserve(self, memory: int) -> None:
         """Reserves memory for a request. Raises ProxyError if the request exceeds the limits."""
         if self.is_over:
-            # Memory that is reserved after the end would never be released.
+            # Memory that is reserved after the end of the call would never be released.
             raise GrpcError(GrpcCode.CANCELLED, "the call has ended")
         if not self._service.request_memory.reserve(self._stream.connection, memory):
             raise ProxyError(Code.TOO_MANY_REQUESTS, "too many requests in flight: try again later")

@@ -142,7 +142,7 @@ class Members:
             self._leave(member)
 
     def _join(self, client: Client) -> None:
-        """Adds a consumer to the first lane without its group, or to a new lane."""
+        """Adds a consumer to the first lane that has no consumer of its group, or to a new lane."""
         lane = next((lane for lane in self.lanes if client.group not in lane.groups), None)
         if lane is None:
             if len(self.lanes) >= MAX_LANES:
@@ -161,7 +161,8 @@ class Members:
     async def _say_goodbye(self, member: _Member) -> None:
         """Unregisters a consumer at its brokers, then frees the group's position on the lane.
 
-        The order matters: brokers identify members by the connection, and would also remove a successor on it.
+        The order matters. Brokers identify members by the connection, and would also remove the next consumer that uses
+        it.
         """
         lane = member.lane
 
@@ -215,7 +216,8 @@ class Members:
                 ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        # Record this first: a consumer that leaves during the request must be unregistered at this broker, too.
+        # Recorded before the request: a consumer that leaves during the request must also be unregistered at this
+        # broker.
         member.known_to.add(address)
         await self._heartbeat(member.lane.api, address, data)
 

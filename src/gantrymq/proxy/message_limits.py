@@ -1,7 +1,7 @@
 """Size limits of requests, by rpc.
 
 The limit of fields bounds the time to read a message. The limit of memory bounds the memory of the elements in addition
-to the encoded bytes. A handler accepts only smaller requests, so that it can reject others with a specific code.
+to the encoded bytes. The handlers have smaller limits of their own, and reject larger requests with a specific code.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Two encoded bytes can become an element of 80 bytes in memory, and four bytes an
 encoding once, creates no message, and stops at the limits of its rpc. Depth needs no limit of its own: no message of
 RocketMQ contains itself, unknown fields are skipped, and groups, which can nest without end, are refused.
 
-The figures are those of protobuf's C implementation (upb). The scan of a SendMessage with one message takes 5 us.
-While much memory is free, callers therefore use the upper limit `most_memory_of` of a small message instead of a scan.
+The figures are from protobuf's C implementation (upb). The scan of a SendMessage with one message takes 5 us. While
+much memory is free, callers therefore use the upper limit `most_memory_of` of a small message instead of a scan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _NUMBER_BYTES = 12
 _MAP_ENTRY_BYTES = 104
 #: Size of a field that is not in the schema, bytes, in addition to its encoding.
 _UNKNOWN_BYTES = 64
-#: A message of at most _SHORT bytes without nested messages is not scanned: each byte counts as the next figure.
+#: A message of at most _SHORT bytes without nested messages is not scanned. Each byte then counts as _SHORT_FACTOR
+#: bytes of memory.
 _SHORT = 64
 _SHORT_FACTOR = 4
 #: Largest memory for each encoded byte, reached by a message with an empty `system_properties`, which has 4 bytes.
@@ -89,7 +90,7 @@ class Shape:
                 self.parts[number | _LENGTH] = None, 0, _NUMBER_BYTES
 
 
-#: A field: its message type, if any, and the memory of each occurrence and of each byte of the field.
+#: A field: its message type or None, the memory of each occurrence, and the memory of each byte of the field.
 _Part: TypeAlias = "tuple[Shape | None, int, int]"
 _UNKNOWN: _Part = (None, _UNKNOWN_BYTES, 0)
 

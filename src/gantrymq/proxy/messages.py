@@ -97,7 +97,8 @@ def to_protobuf(message: MessageExt) -> pb.Message:
     """Converts a stored message for a client. The body is decompressed.
 
     Java's proxy sends every compressed body unchanged and marks it as GZIP, but some clients read only real gzip, and
-    only Java's client reads lz4 and zstd. Here, only damaged bodies are unchanged, which clients report as corrupted.
+    only Java's client reads lz4 and zstd. This proxy leaves only damaged bodies unchanged. Clients report such a body
+    as corrupted.
     """
     properties = message.properties
     encoding = pb.IDENTITY
@@ -107,7 +108,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
         body, encoding = message.stored_body, pb.GZIP
     system = pb.SystemProperties(
         message_id=message.msg_id,
-        # An MD5, because all clients write it in the same form. They write a CRC32 in different forms.
+        # The digest is an MD5, because all clients write it in the same form. Clients write a CRC32 in different forms.
         body_digest=pb.Digest(type=pb.MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
         body_encoding=encoding,
         message_type=message_type(properties),

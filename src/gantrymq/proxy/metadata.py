@@ -55,7 +55,7 @@ class _Remembered(Generic[T]):
         self._ask = ask
         self._refresh_s = refresh_s
         self._most = most
-        #: By name, oldest first: (time of the request in s, value).
+        #: Name -> (time of the request in s, value), oldest first.
         self._known: dict[str, tuple[float, T]] = {}
         self._asking: dict[str, asyncio.Task[T]] = {}
 
@@ -219,7 +219,7 @@ def _type_of(config: TopicConfig) -> str:
 
 
 def _addresses(route: TopicRouteData) -> list[str]:
-    """Returns one address of each broker, in random order: that of the master, or of any replica."""
+    """Returns one address of each broker, in random order: the master, or else any replica."""
     brokers = route.broker_datas
     return [
         broker.master_address or next(iter(broker.broker_addrs.values()))

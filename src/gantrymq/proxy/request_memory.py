@@ -18,7 +18,7 @@ class RequestMemory:
         self._connections: dict[object, int] = {}
 
     def reserve(self, connection: object, size: int) -> bool:
-        """Reserves memory. Returns False if too little is free, except for the only request in flight."""
+        """Reserves memory. Returns False if too little is free. The only request in flight always gets memory."""
         of_connection = self._connections.get(connection, 0)
         after = self.bytes + size
         is_much = after > PROXY_REQUESTS_BYTES or (of_connection and of_connection + size > PROXY_REQUESTS_BYTES_OF_ONE)

@@ -37,7 +37,7 @@ from gantrymq.proxy.v2.service_pb2 import (
 from gantrymq.proxy.validation import check_topic, check_topic_and_group
 from gantrymq.proxy.wire_format import message_tag, number_tag, varint
 
-#: Queue id that means all queues of the broker, which distributes their messages itself.
+#: Queue id for all queues of a broker. The broker then distributes the messages of its queues.
 _ANY_QUEUE = -1
 _TYPES: dict[str, list[MessageType]] = {
     topic_types.NORMAL: [MessageType.NORMAL],
@@ -59,7 +59,7 @@ _READ_WRITE = PERM_READ | PERM_WRITE
 
 
 class Routing:
-    """Serves the two rpcs. Routes contain the hosts in the request, by which the client connects to proxies."""
+    """Serves the two rpcs. Routes contain the hosts in the request, which the client uses to connect to proxies."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers, metadata: Metadata) -> None:
         self._config = config
@@ -141,7 +141,7 @@ class _QueueEncoder:
 
     def __init__(self, topic: Resource, broker: Broker, types: Sequence[MessageType]) -> None:
         self._rest = MessageQueue(topic=topic, broker=broker, accept_message_types=types).SerializeToString()
-        #: By permission: the encoded fields that all queues with this permission share.
+        #: Permission -> the encoded fields that all queues with this permission share.
         self._common: dict[Permission, bytes] = {}
 
     def encode(self, field: bytes, queue_id: int, permission: Permission, inner_field: bytes = b"") -> bytes:

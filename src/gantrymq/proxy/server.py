@@ -110,7 +110,7 @@ class ProxyServer:
         return len(self.connections) + (len(self._tls_detection) if self._tls_detection is not None else 0)
 
     def connected(self) -> Http2Connection:
-        """Returns the protocol for a new connection. The remoting port uses it for gRPC clients, too."""
+        """Returns the protocol for a new connection. The remoting port also uses it, for gRPC clients."""
         return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
 
     def _opened(self, connection: Http2Connection) -> None:

@@ -58,7 +58,7 @@ def _complete_producer(settings: Settings, config: ProxyConfig) -> None:
 
 
 def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> None:
-    """Adds the group's settings, which override the client's. Without a group, the client's settings stay."""
+    """Adds the group's settings, which override the client's settings. Without a group, nothing changes."""
     added = Settings()
     subscription = added.subscription
     subscription.receive_batch_size = config.grpc_client_consumer_long_polling_batch_size

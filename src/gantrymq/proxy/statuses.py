@@ -22,7 +22,7 @@ _CODES: dict[int, Code] = {
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
-    # The client caused these two errors. Java's proxy never reports the first one as a client's error.
+    # Both errors are faults of the client. Java's proxy never reports the first one as such.
     ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
 }

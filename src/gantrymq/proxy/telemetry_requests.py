@@ -1,7 +1,7 @@
 """Requests of brokers to clients, which the proxy sends on the clients' telemetry streams.
 
-A broker checks a transaction at its producer. For an operator, a broker also requests the thread stacks of a consumer,
-or lets a consumer consume one message. Sources: proxy/service/client/ProxyClientRemotingProcessor,
+A broker checks a transaction at its producer. If an operator requests it, a broker also requests the thread stacks of a
+consumer, or lets a consumer consume one message. Sources: proxy/service/client/ProxyClientRemotingProcessor,
 proxy/grpc/v2/channel/GrpcClientChannel, GrpcChannelManager, ClientActivity (report*).
 """
 

@@ -12,7 +12,7 @@ Open `datasource.py` first; `options.py` has the options of Spark only, and `arr
 - Planning, pulls, decoding and sending: the package `gantrymq.arrow`, which needs no Spark. It also has the columns.
 - The schemas of reads and writes: `read_schema.py` and `write_schema.py`.
 - Transactional writes: `half_messages.py`.
-- Older versions of Spark: `versions.py` and `legacy_stream_reader.py`.
+- Code for older versions of Spark: `versions.py` and `legacy_stream_reader.py`.
 - `bodies` decodes and encodes message bodies as values. `store` is the data source for the files of a broker.
   `metrics.py` exports metrics of streaming queries.
 """

@@ -25,9 +25,9 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 class RocketMQDataSource(DataSource):
     """Implements `format("rocketmq")` for `read`, `readStream`, `write` and `writeStream`.
 
-    The module `options` describes every option. A read has the columns `columns.READ_COLUMNS` and those of the option
-    propertyColumns. It has `properties` only with includeProperties. `.schema("body binary, tags string")` selects
-    columns; the others then cost nothing. A write accepts `columns.WRITE_COLUMNS`.
+    The module `options` describes every option. A read has the columns `columns.READ_COLUMNS` and the columns of the
+    option propertyColumns. It has `properties` only with includeProperties. `.schema("body binary, tags string")`
+    selects columns; the others then cost nothing. A write accepts `columns.WRITE_COLUMNS`.
     """
 
     @classmethod
@@ -78,7 +78,7 @@ def register(spark: SparkSession) -> None:
     If spark.sql.python.filterPushdown.enabled is on before this call, conditions on topic, brokerName, queueId,
     queueOffset, storeTimestamp and tags reduce the messages that a query reads (Spark 4.1 and later). The setting is
     off by default: Spark keeps the conditions of a DataFrame's first query, so that later queries of the DataFrame lack
-    rows. While it is off, Spark rejects readers that support such conditions.
+    rows. While the setting is off, Spark rejects readers that support such conditions.
     """
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)

@@ -2,8 +2,8 @@
 
 GantryMQ's brokers accept batches of half messages. One request commits or rolls back many of them, all or none
 (`protocol.half_ranges`). Brokers of Apache reject such batches as illegal messages. For these brokers, half messages
-are sent, committed and rolled back one by one. During a transaction, a broker of Apache can replace one of GantryMQ.
-Then the half messages of batches are also committed or rolled back one by one.
+are sent, committed and rolled back one by one. During a transaction, a broker of Apache can replace a broker of
+GantryMQ. Half messages that were sent in batches are then also committed or rolled back one by one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HalfSender(RowSender):
             {
                 names.TRANSACTION_PREPARED: "true",
                 names.PRODUCER_GROUP: PRODUCER_GROUP,
-                # During this time, the broker doesn't check the transaction.
+                # The time during which the broker doesn't check the transaction.
                 names.CHECK_IMMUNITY_TIME_IN_SECONDS: str(timeout_s),
             }
         )
@@ -140,7 +140,7 @@ async def end_transaction(
     errors. `verdict` is TRANSACTION_COMMIT or TRANSACTION_ROLLBACK of `protocol.sys_flag`.
     """
     for topic in {each.queue.topic for each in (*halves, *alone)}:
-        # This call caches the addresses of the brokers.
+        # Only called to cache the addresses of the brokers.
         await cluster.write_queues(topic)
     by_broker: dict[str, list[HalfMessages]] = {}
     for each in halves:

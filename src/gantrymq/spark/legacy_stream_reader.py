@@ -8,7 +8,8 @@ The API of these versions passes neither the position of a stream nor limits to 
 | restarted | partitions(position, position), latestOffset, partitions(position, latest), ... |
 | either with AvailableNow | the same for one micro-batch, which may be an unfinished one |
 
-The reader therefore takes the position from the calls of `partitions`. At first, it is the initial offset.
+The reader therefore takes the position from the calls of `partitions`. Before the first call, the position is the
+initial offset.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LegacyStreamReader(DataSourceStreamReader):
     """Adapts RocketMQStreamReader to Spark 4.0 and 4.1, and applies the limits of a micro-batch.
 
     With Trigger.AvailableNow, these versions run only one micro-batch, so a run ends at the limit. The reader logs this
-    for every query with a limit, because Spark doesn't pass the trigger to it.
+    for every query with a limit, because Spark doesn't tell the reader which trigger a query has.
     """
 
     def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
@@ -46,7 +47,7 @@ class LegacyStreamReader(DataSourceStreamReader):
         self._has_warned = False
 
     def initialOffset(self) -> Offset:
-        # Cached, because `latest` would be another position in a later call.
+        # Cached, because `latest` would give another position in a later call.
         if self._initial is None:
             self._initial = self._reader.initialOffset()
         return self._initial

@@ -1,4 +1,4 @@
-"""Exports metrics of streaming queries to Prometheus, and sends each progress of a query as a message.
+"""Exports metrics of streaming queries to Prometheus, and sends each progress report of a query as a message.
 
     with watch_queries(spark, metrics_port=9464, name_server="127.0.0.1:9876", topic="spark-progress"):
         query.awaitTermination()
@@ -65,7 +65,7 @@ def watch_queries(
     name_server: str | None = None,
     topic: str | None = None,
 ) -> QueryWatch:
-    """Starts the export of metrics and progress for the streaming queries of a session.
+    """Starts the export of metrics and progress reports for the streaming queries of a session.
 
     Args:
         spark: The session.
@@ -100,7 +100,8 @@ def watch_queries(
             producer = stack.enter_context(SyncProducer(Producer(name_server, _GROUP)))
         listener = _Listener(metrics, producer, topic or "")
         spark.streams.addListener(listener)
-        # Pushed last, and so removed first: Spark doesn't call it while the server and the producer close.
+        # The listener is pushed last, so it is removed first. Spark then doesn't call it while the server and the
+        # producer close.
         stack.callback(lambda: spark.streams.removeListener(listener))
         return QueryWatch(stack.pop_all(), port)
 

@@ -33,5 +33,5 @@ class QueryValues(Values):
         super().__init__(own, known, action, elsewhere)
 
     def _hint(self) -> str:
-        """Returns the remedy for queries of a table, which are the only queries without any option."""
+        """Returns the remedy for a query of a table. Only such a query has no options at all."""
         return "" if self._values else f". {_TABLE_REMEDY}"

@@ -1,6 +1,6 @@
 """Parses and checks the options of `format("rocketmq")`.
 
-`arrow.options` has all options but those of body formats. Spark passes option names in lower case.
+`arrow.options` has all options except the options of body formats. Spark passes option names in lower case.
 """
 
 from __future__ import annotations

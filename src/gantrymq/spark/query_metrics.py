@@ -60,7 +60,7 @@ class QueryMetrics:
             self._queries[query_id] = query
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
-        """Records a progress, which is the decoded JSON of Spark's StreamingQueryProgress."""
+        """Records a progress report, the decoded JSON of Spark's StreamingQueryProgress."""
         with self._lock:
             query = self._queries.setdefault(progress["id"], _QueryState(progress.get("name") or progress["id"]))
             query.batches += 1
@@ -80,7 +80,8 @@ class QueryMetrics:
             if query is not None:
                 query.is_running = False
                 query.failures += failed
-                # Reinserts the query, so that the dictionary has ended queries in the order of their ends.
+                # Inserts the query again, so that the dictionary contains ended queries in the order in which they
+                # ended.
                 self._queries[query_id] = query
             ended = [key for key, of_key in self._queries.items() if not of_key.is_running]
             for key in ended[:-MOST_ENDED]:

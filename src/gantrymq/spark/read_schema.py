@@ -103,6 +103,6 @@ def arrow_schema(
         raise ConfigError("a rocketmq read needs at least one column")
     columns = to_arrow_schema(StructType(fields))
     if body is not None and VALUE in columns.names:
-        # Called for its check, which raises an error on the driver if the format doesn't support the type.
+        # Only called for its check: it raises an error on the driver if the format doesn't support the type.
         body.decoder(columns.field(VALUE).type)
     return columns

@@ -139,7 +139,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark accepts one limit. If both are set, this returns the first, and `latestOffset` applies both.
+        # Spark accepts only one limit. If both are set, this method returns the first one, and `latestOffset` applies
+        # both.
         if (most_rows := self._options.max_offsets_per_trigger) is not None:
             return ReadMaxRows(most_rows)
         most_bytes = self._options.max_bytes_per_trigger
@@ -153,7 +154,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start != self._initial:
             # Spark plans a batch when the previous batch is done, but calls `commit` one batch late.
             self._commit(position.ends)
-        # Not on each call: Spark polls an idle stream every few milliseconds.
+        # Not checked in each call, because Spark polls an idle stream every few milliseconds.
         check_all = time.monotonic() >= self._check_at
         target = None if self._target is None else self._whole_target(self._target, position.ends)
         if target is None:

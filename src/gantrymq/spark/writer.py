@@ -1,8 +1,8 @@
 """Writers: implementations of Spark's interfaces that send rows of a batch or of a stream as messages.
 
 Every row is stored at least once. A repeated task sends its rows again. If Spark computes the same rows in the same
-order, they have the same property GANTRY_ID. A reader can drop duplicates by this property. With exactlyOnce, brokers
-drop them.
+order again, they have the same property GANTRY_ID. With this property, a reader can drop duplicates. With exactlyOnce,
+brokers drop them.
 
 A transactional write stores half messages, which no consumer receives. The driver commits them after all tasks have
 ended. docs/spark/exactly-once.md describes the guarantees.
@@ -56,7 +56,7 @@ class RocketMQBatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Set on the driver, so that all attempts of a task have the same value.
+        # The id is set on the driver, so that all attempts of a task have the same id.
         name, number = options.transaction_of or (uuid.uuid4().hex, 0)
         self._write_id = f"{name}-{number}"
         self._queues = _queues(options)

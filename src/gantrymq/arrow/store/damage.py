@@ -118,7 +118,7 @@ def _rest(log: OfflineLog, end: LogEnd) -> Iterator[Problem]:
                     f"damaged, but has whole records from {record.physical_offset} on",
                     True,
                 )
-            # No problem if a record has been appended at the end by a running broker.
+            # This is no problem if a running broker has appended a record at the end.
             return
         left_out = max(left_out, base + _length_without_zeros(view, start) - end.offset)
     if left_out > 0:

@@ -75,7 +75,7 @@ class _Rows:
         self._is_wanted: dict[str, bool] = {}
 
     def read(self, data: bytes, position: int) -> ArrowRecords:
-        """Parses the complete records of `data`, which begins at `position` of the file.
+        """Parses the complete records of `data`, which are the bytes from `position` of the file on.
 
         Raises RecordError for an invalid record, and for a record that contains another position.
         """

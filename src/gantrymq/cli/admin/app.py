@@ -55,7 +55,7 @@ class MqadminGroup(LazyGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.find(args[0]) is None and not ctx.resilient_parsing:
-            # Even without a similar name, because typer's own error would contain names of hidden commands.
+            # Raised even without a similar name, because typer's own error would contain names of hidden commands.
             meant = ", ".join(map(repr, self.similar(args[0])))
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)

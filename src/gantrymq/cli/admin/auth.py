@@ -237,7 +237,7 @@ async def copy_acl(
 async def _check_copy(
     confirmation: Confirmation, kind: str, names: list[str], existing: list[str], source: str, target: str
 ) -> Output | None:
-    """Works like `Confirmation.check`, without a question for a copy that changes no existing object."""
+    """Works like `Confirmation.check`, but does not ask if the copy changes no existing object."""
     if not existing and not confirmation.dry_run:
         return None
     new = [name for name in names if name not in existing]

@@ -1,7 +1,7 @@
 """The commands of `gantry admin`: {module: {command: first sentence of its help}}.
 
-With this table, the list of commands needs no imports, and a command only that of its module. `unsupported` has the
-commands that do not exist yet.
+With this table, the list of commands needs no imports, and a command imports only its module. `unsupported` has the
+commands that do not exist here.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ BY_MODULE = {
         "resendDlq": "Resend the dead-letter messages of a group.",
     },
     "given_up": {
-        "givenUpTransactions": "List the transactions that brokers have given up; with --commit or --drop end them.",
+        "givenUpTransactions": "List the transactions that brokers have given up; with --commit or --drop, end them.",
     },
     "send_message": {
         "sendMessage": "Send a message.",
-        "sendMsgStatus": "Send messages to a broker's own topic, and say how long each took.",
+        "sendMsgStatus": "Send messages to a broker's own topic, and print the time of each send.",
         "checkMsgSendRT": "Check message send response time.",
         "clusterRT": "List all clusters' message send response time.",
     },

@@ -1,6 +1,6 @@
 """Turns an async function into a command of `gantry admin`.
 
-A command has the options that all commands share, an event loop, a client of the cluster, and its output.
+Each command gets the shared options, an event loop and a client of the cluster. Its output is printed.
 
 Source: tools/command/MQAdminStartup, srvutil/ServerUtil.
 """

@@ -1,4 +1,4 @@
-"""mqadmin's commands for controllers and their state of brokers. Source: tools/command/controller/*, ha/*."""
+"""mqadmin's commands for controllers and the broker sets in them. Source: tools/command/controller/*, ha/*."""
 
 from __future__ import annotations
 

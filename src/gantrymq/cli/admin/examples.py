@@ -1,4 +1,4 @@
-"""An example of each command of `gantry admin`, for its help: {command: arguments}."""
+"""An example of each command of `gantry admin`, which its help shows: {command: arguments}."""
 
 from __future__ import annotations
 

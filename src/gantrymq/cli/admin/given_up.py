@@ -29,7 +29,7 @@ async def given_up_transactions(
         int | None, typer.Option("--count", min=1, help="Only the first ones. Default for the list: 1000.")
     ] = None,
 ) -> Output:
-    """List the transactions that brokers have given up; with --commit or --drop end them."""
+    """List the transactions that brokers have given up; with --commit or --drop, end them."""
     if commit and drop:
         raise typer.BadParameter("either --commit or --drop")
     if commit or drop:

@@ -61,7 +61,7 @@ async def send_msg_status(
     size: Annotated[int, typer.Option("-s", "--messageSize", min=1, help="Bytes of each.")] = 128,
     count: Annotated[int, typer.Option("-c", "--count", min=1, help="How many.")] = 50,
 ) -> Output:
-    """Send messages to a broker's own topic, and say how long each took."""
+    """Send messages to a broker's own topic, and print the time of each send."""
     return _measured(await _send_many(admin, broker_name, size, count))
 
 

@@ -35,7 +35,8 @@ async def stats_all(
         try:
             of_topic = await _of_topic(admin, name)
         except GantryError:
-            # The topic was just deleted, or its brokers are down. This is an error only for a named topic.
+            # The topic was just deleted, or its brokers are down. This is an error only if the command line names the
+            # topic.
             if topic:
                 raise
             continue
@@ -80,13 +81,13 @@ async def _of_topic(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
 
 
 async def _sum(admin: AdminClient, addresses: list[str], name: str, key: str) -> tuple[float, int]:
-    """Returns (messages per second in the last minute, messages of a day), summed over the brokers."""
+    """Returns (messages per second in the last minute, messages in a day), summed over the brokers."""
     found = [await admin.broker_stats(address, name, key) for address in addresses]
     return sum((data.stats_minute.tps for data in found if data), 0.0), sum(_of_day(data) for data in found if data)
 
 
 def _of_day(data: BrokerStatsData) -> int:
-    """Returns the messages of a day, or of the longest span that the broker has counted so far."""
+    """Returns the number of messages in a day, or in the longest period that the broker has counted so far."""
     return data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
 
 

@@ -69,7 +69,7 @@ class AdminAuth(AdminBase):
         await self._put_acl(RequestCode.AUTH_CREATE_ACL, addresses, acl)
 
     async def update_acl(self, addresses: Sequence[str], acl: AclInfo) -> None:
-        """Does the same as `create_acl`, with the request code that Java uses for updates."""
+        """Works like `create_acl`, but with the request code that Java uses for updates."""
         await self._put_acl(RequestCode.AUTH_UPDATE_ACL, addresses, acl)
 
     async def delete_acl(self, addresses: Sequence[str], subject: str, resource: str | None = None) -> None:
@@ -85,7 +85,7 @@ class AdminAuth(AdminBase):
         return decode_json(response.body, AclInfo) if response.body else None
 
     async def acls(self, address: str, subject_filter: str = "", resource_filter: str = "") -> list[AclInfo]:
-        """Returns one broker's permissions whose subject and resource contain the filters."""
+        """Returns the permissions on one broker whose subject and resource contain the filter texts."""
         header = ListAclsRequestHeader(subject_filter=subject_filter or None, resource_filter=resource_filter or None)
         response = await self._call(address, RequestCode.AUTH_LIST_ACL, header)
         return decode_json(response.body, list[AclInfo]) if response.body else []
@@ -99,7 +99,7 @@ class AdminAuth(AdminBase):
 def acl_of(
     subject: str, resources: Sequence[str], actions: Sequence[str], source_ips: Sequence[str], decision: str
 ) -> AclInfo:
-    """Returns permissions with one entry for each resource.
+    """Returns an object with the permissions: one entry for each resource.
 
     Args:
         subject: User:NAME.

@@ -45,7 +45,7 @@ class AdminOptions(TransportOptions):
 
 @dataclass(frozen=True, slots=True)
 class AdminTransport:
-    """Connections of an AdminClient. Other packages call `transport_of`; this class is not part of the API."""
+    """Connections of an AdminClient. Other packages get this object from `transport_of`. It is not part of the API."""
 
     options: AdminOptions
     timeout_ms: int
@@ -99,7 +99,7 @@ class AdminBase:
 
     @property
     def name_servers(self) -> list[str]:
-        """HOST:PORT of each NameServer. Raises ClientError if none was given."""
+        """HOST:PORT of each NameServer. Raises ClientError if there is no NameServer."""
         if not self._name_servers:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
         return list(self._name_servers)
@@ -159,12 +159,12 @@ class AdminBase:
         *,
         timeout_ms: int | None = None,
     ) -> RemotingCommand:
-        """Sends a request and returns a successful response. Raises BrokerError for another one, or a RemotingError."""
+        """Sends a request and returns a successful response. Raises BrokerError for any other, or a RemotingError."""
         request = RemotingCommand.request(code, header, body)
         return await self._transport.remoting.call(address, request, timeout_ms or self._transport.timeout_ms)
 
     async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """Returns the response of the first reachable NameServer, as all have the same data."""
+        """Returns the response of the first reachable NameServer. All NameServers have the same data."""
         *others, last = self.name_servers
         for name_server in others:
             try:
@@ -190,7 +190,8 @@ class AdminBase:
 
 
 async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | GantryError:
-    # The task creates the coroutine itself: a task cancelled before its first step would never await one passed in.
+    # The task creates the coroutine. If it is cancelled before its first step, it would never await a coroutine that
+    # was passed in.
     try:
         return await request(address)
     except GantryError as e:

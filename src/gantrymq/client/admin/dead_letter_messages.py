@@ -1,7 +1,7 @@
-"""Dead-letter messages: sends messages again that the consumers of a group failed to handle too often.
+"""Dead-letter messages: messages that a group failed to handle too often. This module sends them again.
 
 The topic %DLQ%group contains these messages and has a queue on each broker. The offset of the group TOOLS_CONSUMER is
-the position up to which the messages were sent again.
+the position up to which messages have been sent again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: Producer group of messages that are sent again.
 PRODUCER_GROUP = "gantry_admin"
-#: Properties that RocketMQ has added after the first send, or that are valid for the first send only.
+#: Properties that RocketMQ adds after the first send, or that apply only to the first send.
 PUT_ON_THE_WAY = frozenset(
     {
         names.BORN_TIMESTAMP,
@@ -66,7 +66,7 @@ PUT_ON_THE_WAY = frozenset(
 
 
 class ResentMessages(NamedTuple):
-    """How many dead-letter messages were sent again, left out by a filter, or unreadable."""
+    """The numbers of dead-letter messages that were sent again, left out by a filter, or unreadable."""
 
     resent: int
     left_out: int
@@ -156,8 +156,8 @@ class AdminDeadLetterMessages(AdminReadPositions):
     ) -> ResentMessages:
         """Sends these dead-letter messages again, like `resend_dead_letter_messages`, even if they were sent before.
 
-        The position for other calls does not change. Raises IllegalMessage at a message that is not a dead-letter
-        message, after sending the messages before it.
+        The position of `resend_dead_letter_messages` does not change. If a message is not a dead-letter message, sends
+        the messages before it and raises IllegalMessage.
         """
         resent = unreadable = 0
         async with self._transport.producer(self.name_servers, PRODUCER_GROUP) as producer:

@@ -1,8 +1,8 @@
 """Transactions that a broker has stopped checking. Their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
 A broker moves a half message to this topic after `transactionCheckMax` checks, or after `transactionTimeoutMax`. The
-topic has a queue on each broker. An operator commits or rolls the transactions back, oldest first. If the record refers
-to its half message, the broker ends the transaction, unless the producer has already ended it.
+topic has a queue on each broker. An operator commits these transactions or rolls them back, oldest first. If the record
+refers to its half message, the broker ends the transaction, unless the producer has already ended it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AdminGivenUp(AdminReadPositions):
         return found
 
     async def end_given_up(self, *, commit: bool, max_messages: int | None = None) -> int:
-        """Commits half messages to their topics, or drops them, oldest first. Returns how many.
+        """Commits half messages to their topics, or drops them, oldest first. Returns their number.
 
         A committed message keeps its body, keys, tags, properties and unique key. Unreadable messages are logged and
         skipped. The result includes transactions that a producer has already ended; these do not change. If the call

@@ -51,7 +51,7 @@ class AdminGroups(AdminTopics):
     async def create_group(
         self, config: SubscriptionGroupConfig, *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """Creates or changes a group on every master of a cluster, or on one broker. Returns their HOST:PORT."""
+        """Creates or changes a group on every master of a cluster, or on one broker. Returns HOST:PORT of each."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(config)
         await self._each(
@@ -91,7 +91,7 @@ class AdminGroups(AdminTopics):
         return addresses
 
     async def group_config(self, address: str, group: str) -> SubscriptionGroupConfig | None:
-        """Returns a group's configuration on one broker, or None. Unlike request 352, this creates no group."""
+        """Returns a group's configuration on one broker, or None. Unlike request 352, never creates the group."""
         return (await self.group_configs(address)).get(group)
 
     async def group_configs(self, address: str) -> dict[str, SubscriptionGroupConfig]:
@@ -109,7 +109,7 @@ class AdminGroups(AdminTopics):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Sets whether a group's consumers PULL or POP a topic, if brokers assign the queues. Returns the brokers."""
+        """Sets whether the group's consumers PULL or POP a topic, if brokers assign its queues. Returns the brokers."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(_MessageRequestMode(topic, group, mode, pop_share_queue_num))
         await self._each(
@@ -198,7 +198,7 @@ class AdminGroups(AdminTopics):
         return ConsumerRunningInfo.decode(response.body)
 
     async def _brokers_of_group(self, group: str, topic: str | None) -> list[str]:
-        """Returns the brokers with the group's offsets: those of its retry topic, else those of the topic."""
+        """Returns the brokers with the group's offsets: the brokers of its retry topic, or else of the topic."""
         try:
             return await self.holders(retry_topic(group))
         except NoRouteInfo:

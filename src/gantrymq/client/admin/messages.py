@@ -72,7 +72,7 @@ class AdminMessages(AdminOffsets):
             brokers = [data for data in brokers if broker in data.broker_addrs.values()]
         try:
             address, _ = decode_offset_message_id(message_id)
-            # A unique key can be as long as an id with an IPv4 address, but its address bytes match no broker.
+            # A unique key can be as long as an offset message id, but its address bytes match no broker.
             if any(address in data.broker_addrs.values() for data in brokers):
                 return await self.message_by_offset_id(message_id, topic)
         except (ProtocolError, BrokerError):
@@ -81,7 +81,7 @@ class AdminMessages(AdminOffsets):
         return next(iter(found), None)
 
     async def message_by_offset_id(self, message_id: str, topic: str | None = None) -> MessageExt:
-        """Returns the message at the position in the id. Raises BrokerError without a message, or ProtocolError."""
+        """Returns the message at the position in the id. Raises BrokerError if there is none, or ProtocolError."""
         address, offset = decode_offset_message_id(message_id)
         header = ViewMessageRequestHeader(offset=offset, topic=topic)
         response = await self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
@@ -216,7 +216,7 @@ class AdminMessages(AdminOffsets):
     ) -> list[TraceView]:
         """Returns a message's traces, sorted by time: sends, consumptions and, with `ends`, ends of transactions.
 
-        Only clients with enabled traces write traces. Raises NoRouteInfo if there is no trace topic.
+        A client only writes traces if its option for traces is on. Raises NoRouteInfo if there is no trace topic.
         """
         found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin=begin, end=end)
         views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]

@@ -26,7 +26,7 @@ ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 
 class AdminNamesrv(AdminBase):
-    """Requests for NameServer data other than routes. A change goes to all servers; returns {HOST:PORT: result}."""
+    """Requests for NameServer data other than routes. A change goes to all servers and returns {HOST:PORT: result}."""
 
     async def kv_get(self, namespace: str, key: str) -> str | None:
         """Returns the value of a key, or None."""

@@ -42,8 +42,8 @@ class AdminOffsets(AdminGroups):
             topic: Topic to reset.
             timestamp: Time: a datetime, or ms since the epoch; LATEST for the end of each queue.
             force: If false, no queue moves forward. Default: True.
-            cluster: For a light queue or the timer's topic, the topic whose route has its brokers: the name of the
-                cluster, or the light queue's parent topic. Has no effect on other topics.
+            cluster: For a light queue or the timer's topic: the topic whose route contains the brokers. This is the
+                name of the cluster, or the light queue's parent topic. Has no effect on other topics.
 
         Returns:
             The new offset of each queue.

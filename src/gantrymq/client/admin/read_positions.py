@@ -1,4 +1,4 @@
-"""Position of an operator in a queue, which is the offset of the group TOOLS_CONSUMER on the broker."""
+"""Position of an operator in a queue: the committed offset of the group TOOLS_CONSUMER on the broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AdminReadPositions(AdminMessages):
 
     @asynccontextmanager
     async def _read_position(self, queue: MessageQueue, *, again: bool) -> AsyncIterator[ReadPosition]:
-        """Yields the range to read. At the end, commits the position up to which the caller has processed it."""
+        """Yields the range to read. At the end, commits the position up to which the caller has processed the range."""
         address = await self.broker_address(queue.broker_name)
         topic, queue_id = queue.topic, queue.queue_id
         end = await self._transport.api.max_offset(address, topic, queue_id, self._transport.timeout_ms)

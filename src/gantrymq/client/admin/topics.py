@@ -57,7 +57,7 @@ class AdminTopics(AdminNamesrv):
     async def create_topic(
         self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """Creates or changes a topic on every master of a cluster, or on one broker. Returns their HOST:PORT.
+        """Creates or changes a topic on every master of a cluster, or on one broker. Returns HOST:PORT of each.
 
         Each broker then registers the topic with the NameServers. Names of attributes start with + (set) or - (remove).
         Raises PartialFailure if some masters fail; it is safe to repeat the call.
@@ -73,7 +73,7 @@ class AdminTopics(AdminNamesrv):
     async def ensure_topic(
         self, topic: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, cluster: str | None = None
     ) -> bool:
-        """Creates a topic on all masters that lack it. Returns whether any master did.
+        """Creates a topic on all masters that lack it. Returns true if at least one master lacked it.
 
         Existing topics do not change. The method returns when a NameServer's route contains all these brokers, so that
         new producers use all of them.

@@ -16,7 +16,8 @@ _END_OF_FIELD = "\x01"
 class TraceView(msgspec.Struct, rename="camel"):
     """One send (`Pub`), consumption (`SubAfter`) or end of a transaction (`EndTransaction`); times in ms.
 
-    For a consumption by clients older than 4.9, `timestamp` is 0. `transaction_state` is Java's name of the result.
+    If the client of a consumption is older than 4.9, `timestamp` is 0. `transaction_state` is Java's name of the
+    result.
     """
 
     msg_type: str

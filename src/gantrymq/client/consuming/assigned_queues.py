@@ -47,7 +47,7 @@ class AssignedQueues:
         offset_store: Reads and commits offsets.
         commits: Commits the offsets every 5 s, when a queue is revoked and, unless the consumer broadcasts, with each
             pull.
-        lite: Each pull contains the subscription.
+        lite: If true, each pull contains the subscription.
         locks: If given, a queue is pulled only after the broker has locked it.
         finish: Awaited after a queue is dropped and before its offset is committed.
     """
@@ -86,7 +86,7 @@ class AssignedQueues:
         self._moves = Tasks(f"a queue of group {context.group} that goes on elsewhere")
         #: Locked while the queues change, so that a seek and a rebalance of one queue do not overlap.
         self._changing = asyncio.Lock()
-        #: Each change runs in its own task, so that it is completed even if its caller is cancelled.
+        #: Each change of the queues runs in its own task, so that it is completed even if its caller is cancelled.
         self._changes: dict[asyncio.Task[None], None] = {}
         self._committer = Repeating(f"the commit of group {context.group}", self._commit_each, COMMIT_INTERVAL_S)
         if commits:
@@ -197,7 +197,7 @@ class AssignedQueues:
             await self._assignment.revoked(revoked)
 
     async def _release(self, queue: MessageQueue) -> None:
-        """Revokes a queue. The queue's next owner receives the messages that are not handled."""
+        """Revokes a queue. The next owner of the queue receives the messages that are not handled."""
         process_queue = await self._drop(queue)
         if self._commits:
             await self._commit_last(process_queue)
@@ -315,13 +315,13 @@ class AssignedQueues:
             self._client.failure_log.report(what, e)
 
     async def _commit_last(self, *process_queues: ProcessQueue) -> None:
-        """Commits all offsets, even unchanged offsets, because a killed broker may have lost the last commit."""
+        """Commits all offsets, also unchanged ones, because a broker that was killed may have lost the last commit."""
         for process_queue in process_queues:
             self.offset_store.forget(process_queue.queue)
         await self._commit(*process_queues)
 
     def _is_own(self, process_queue: ProcessQueue) -> bool:
-        """Returns false if another consumer had the lock in the meantime and may have committed a larger offset."""
+        """Returns false if another consumer had the lock in the meantime, and may have committed a larger offset."""
         return self._locks is None or not self._locks.was_lost(process_queue.queue)
 
     async def _commit_each(self) -> None:

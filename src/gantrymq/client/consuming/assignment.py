@@ -14,9 +14,9 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
 log = peer_log(__name__)
 
-#: A plain function or a coroutine function. Its errors are only logged.
+#: A callback of the application: a plain function or a coroutine function. Its errors are only logged.
 QueuesCallback = Callable[[set[MessageQueue]], object]
-#: A plain function.
+#: A callback that is a plain function.
 ErrorCallback = Callable[[Exception], object]
 
 #: Default timeout of `wait_assigned`, in seconds.
@@ -64,7 +64,7 @@ class Health:
 
 
 class Assignment:
-    """Notifies the application of assigned and revoked queues, except those of retry topics."""
+    """Notifies the application of assigned and revoked queues, except queues of retry topics."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Assignment:
         self._threads = True
 
     async def assigned(self, queues: Collection[MessageQueue]) -> None:
-        """Notifies of queues that are pulled from now on."""
+        """Notifies the application of new queues, which are pulled from now on."""
         self.wake()
         await self._notify(self._on_assigned, queues)
 
     async def revoked(self, queues: Collection[MessageQueue]) -> None:
-        """Notifies of queues that are or will be revoked."""
+        """Notifies the application of queues that are or will be revoked."""
         await self._notify(self._on_revoked, queues)
 
     def wake(self) -> None:
@@ -136,7 +136,7 @@ class Assignment:
 
 
 def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
-    """Returns the queues without those of retry topics."""
+    """Returns the queues without queues of retry topics."""
     return {queue for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
 
 

@@ -79,7 +79,7 @@ class Batches:
                 result = await asyncio.to_thread(self._call_plainly, messages)
             return _outcomes(result, len(messages))
         except (KeyboardInterrupt, SystemExit):
-            raise  # These two end the whole program.
+            raise  # These two exceptions end the whole program.
         except BaseException as e:
             if (
                 isinstance(e, asyncio.CancelledError)

@@ -51,7 +51,7 @@ class ConsumeConcurrently:
         self._send_back_to = send_back
         self._timeout_s = timeout_s
         self._wire_topic = wire_topic
-        #: Messages that are being sent back. None of these is sent back a second time.
+        #: Messages that are being sent back. They must not be sent back a second time.
         self._under_way: set[MessageExt] = set()
         self._sending_back = Tasks("the sending back of a message")
         self._later = Tasks("another try of a message that couldn't be sent back")
@@ -65,7 +65,7 @@ class ConsumeConcurrently:
         self.pool.submit(process_queue, messages)
 
     async def release(self, process_queue: ProcessQueue) -> None:
-        """Does nothing: the next owner of a revoked queue receives the messages in handlers again."""
+        """Does nothing. The next owner of a revoked queue also receives the messages that are in handlers."""
 
     async def close(self, timeout_s: float) -> None:
         """Waits for handlers and for messages that are being sent back, for at most `timeout_s` seconds."""
@@ -99,7 +99,7 @@ class ConsumeConcurrently:
             self._give_back(process_queue, message)
 
     def _give_back(self, process_queue: ProcessQueue, message: MessageExt, delay_level: int = 0) -> None:
-        # The next owner of a revoked queue receives the message anyway.
+        # The queue is revoked, so its next owner receives the message in any case.
         if not process_queue.dropped and message in process_queue and message not in self._under_way:
             self._under_way.add(message)
             self._sending_back.start(self._send_back(process_queue, message, delay_level))
@@ -118,7 +118,7 @@ class ConsumeConcurrently:
             self._under_way.discard(message)
 
     async def _again(self, process_queue: ProcessQueue, message: MessageExt) -> None:
-        """Passes the message to the handler again. If the handler still runs, that run's result counts instead."""
+        """Passes the message to the handler again. If the first run has not ended yet, only its result counts."""
         await asyncio.sleep(RETRY_LOCALLY_S)
         if message in process_queue and not any(running.message is message for running in self.pool.running()):
             message.reconsume_times += 1
@@ -130,7 +130,7 @@ class ConsumeConcurrently:
         for source, message, started in self.pool.running():
             process_queue = cast(ProcessQueue, source)
             if started <= deadline and not process_queue.dropped and message in process_queue:
-                assert self._send_back_to is not None  # Without a timeout, nothing checks for slow handlers.
+                assert self._send_back_to is not None  # If there is no timeout, slow handlers are not checked.
                 following = self._send_back_to.following(message, _TIMEOUT_DELAY_LEVEL)
                 log.warning("handler takes more than %g s: %s; %s", self._timeout_s, failed_attempt(message), following)
                 self._give_back(process_queue, message, _TIMEOUT_DELAY_LEVEL)

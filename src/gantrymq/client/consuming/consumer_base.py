@@ -48,7 +48,7 @@ DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
 
 
 class MessageFilter(TypedDict, total=False):
-    """The keyword arguments of `subscribe` that select messages."""
+    """The filter arguments of `subscribe`."""
 
     tags: str | None
     sql: str | None
@@ -103,14 +103,14 @@ class GroupConsumer(Lifecycle):
         self._subscription_changed(wire_topic)
 
     def unsubscribe(self, topic: str) -> None:
-        """Removes a subscription, if there is one."""
+        """Removes the subscription to a topic, if there is one."""
         wire_topic = self._wire_topic(topic)
         if self._subscriptions.pop(wire_topic, None) is not None:
             self._subscription_changed(wire_topic)
 
     @abstractmethod
     def _subscription_changed(self, wire_topic: str) -> None:
-        """Applies the change to a running consumer."""
+        """Applies the change of a subscription to a running consumer."""
 
     def _connect(
         self,

@@ -28,7 +28,7 @@ _NEVER = (float("-inf"), 0.0)
 
 
 class ConsumerLocks:
-    """The locks of this consumer, renewed every 20 s."""
+    """The locks of this consumer. They are renewed every 20 s."""
 
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class ConsumerLocks:
         return clock.monotonic() - self._locked.get(queue, _NEVER)[0] <= LOCK_LIFE_S
 
     def was_lost(self, queue: MessageQueue) -> bool:
-        """Returns whether another consumer had the lock in the meantime. The queue must then restart at its offset."""
+        """Returns true if another consumer had the lock in the meantime. The queue must then restart."""
         return queue in self._lost
 
     def taken_anew(self, queue: MessageQueue) -> None:
@@ -97,7 +97,7 @@ class ConsumerLocks:
         await self._renewer.stop()
         try:
             async with asyncio.timeout(timeout_s):
-                # Includes requests without a response, because the broker may have locked their queues.
+                # Includes queues whose lock request got no response, because the broker may have locked them.
                 await self.unlock(self._locked.keys() | self._asked)
         except TimeoutError:
             log.info("not all locks of group %s were given back: they expire in a minute", self._group)

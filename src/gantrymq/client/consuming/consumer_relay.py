@@ -81,7 +81,7 @@ class ConsumerRelay:
         self._started_ms = now_ms()
         self._consumer: Consumer | None = None
         self._sampler = Repeating(f"the statistics of group {group}", self._sample, SAMPLE_INTERVAL_S)
-        #: Runs the handler on messages that an operator sends.
+        #: The pool that runs the handler on messages that an operator sends.
         self._direct: HandlerPool | None = None
         self._resets = Tasks(f"a reset of the offsets of group {group}")
         #: New offset of each queue to reset. The last request wins.
@@ -136,7 +136,7 @@ class ConsumerRelay:
         return RemotingCommand.response(body=ConsumerStatusBody(message_queue_table=table).encode())
 
     def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns queues, rates and settings; if requested, also the stacks of the handlers."""
+        """Returns queues, rates and settings. If requested, also returns the stacks of the handlers."""
         header = request.read_header(GetConsumerRunningInfoRequestHeader)
         consumer = self._attached(header.consumer_group)
         info = ConsumerRunningInfo(

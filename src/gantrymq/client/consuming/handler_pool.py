@@ -27,7 +27,8 @@ from gantrymq.system import clock, threads
 
 log = peer_log(__name__)
 
-#: Largest number of messages that a task handles before it yields to the event loop. For handlers that never wait.
+#: Largest number of messages that a task handles before it yields to the event loop. Needed for handlers that never
+#: wait.
 _MESSAGES_PER_TURN = 64
 #: Time that a cancelled handler gets to end, s.
 CANCEL_TIMEOUT_S = 0.5
@@ -112,8 +113,8 @@ def _notify(done: Done, running: Running, ended: float, error: BaseException | N
 class TaskPool:
     """Tasks that take messages from one queue.
 
-    A new task is created only after the last one has started, because then all others may wait in their handlers. A
-    handler that never waits therefore uses one task for a whole pull; others use up to `concurrency` tasks.
+    A new task is created only when the last one has started, because all earlier tasks may then wait in their handlers.
+    A handler that never waits therefore uses one task for a whole pull; others use up to `concurrency` tasks.
     """
 
     def __init__(self, handler: Callable[[MessageExt], Awaitable[object]], concurrency: int, done: Done) -> None:
@@ -186,7 +187,7 @@ class TaskPool:
             except asyncio.CancelledError as e:
                 if task.cancelling():
                     raise
-                error = e  # Raised by the handler, because an object that it awaited was cancelled.
+                error = e  # The handler raised this error, because an object that it awaited was cancelled.
             except GeneratorExit as e:
                 if not self._loop.is_running():
                     raise  # The event loop was abandoned while the handler ran.
@@ -225,12 +226,13 @@ class TaskPool:
             if in_hand is not None:
                 _notify(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
-            # From a failed task, or submitted after this task saw an empty queue and before it ended.
+            # These messages are from a failed task, or were submitted between this task's last look at the queue and
+            # its end.
             self._add_spare()
 
 
 def _waiting_at(task: asyncio.Task[None]) -> list[traceback.FrameSummary]:
-    """Returns the stack of a waiting task, innermost call last. `Task.get_stack` has the outermost call only."""
+    """Returns the stack of a waiting task, innermost call last. `Task.get_stack` returns only the outermost call."""
     frames: list[tuple[FrameType, int]] = []
     waiting: Any = task.get_coro()
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
@@ -247,7 +249,8 @@ class ThreadPool:
         self._handler = handler
         self._done = done
         self._line: threads.SimpleQueue[tuple[Source, MessageExt] | None] = threads.SimpleQueue()
-        #: By thread number. Under the lock, so that a thread either takes a message or sees its queue dropped.
+        #: Keyed by thread number. Changed under the lock, so that a thread either takes a message or sees its queue
+        #: dropped.
         self._running: dict[int, Running] = {}
         self._lock = threads.Lock()
         self._large_bodies = LargeBodiesInThreads()

@@ -1,4 +1,4 @@
-"""First requests of a consumer. The start raises the errors that a retry cannot fix, instead of logging them."""
+"""First requests of a consumer. If a retry cannot fix an error, `start` raises the error instead of logging it."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class LitePullConsumer(PullingConsumer):
             return await (around_receives(middleware, receive) or receive)(context)
         except BaseException:
             if received:
-                # The caller has not got the messages, so the next poll returns them.
+                # The caller did not receive the messages, so the next poll returns them.
                 self._ready.extendleft(reversed(self._handed_out))
                 self._handed_out = []
             raise
@@ -313,7 +313,7 @@ class LitePullConsumer(PullingConsumer):
         try:
             handed_out.update(messages[: await make_ready(messages)])
         finally:
-            # A `seek` may have removed messages in the meantime.
+            # In the meantime, a `seek` may have removed messages.
             kept_back = [entry for entry in self._handed_out if entry[1] not in handed_out]
             if kept_back:
                 for _, message in kept_back:
@@ -335,7 +335,8 @@ class LitePullConsumer(PullingConsumer):
         """Commits all returned messages, or the given offsets, and waits for the brokers.
 
         Args:
-            offsets: Offset of the next message to consume, for each queue. By default, that of all returned messages.
+            offsets: For each queue, the offset of the next message to consume. Default: the offsets after all returned
+                messages.
 
         Raises:
             RemotingError: A broker is unreachable.

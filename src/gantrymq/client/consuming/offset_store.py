@@ -105,7 +105,7 @@ class LocalOffsetStore:
         self.path = directory.expanduser() / client_id / group / "offsets.json"
         self._backup = self.path.with_suffix(".json.bak")
         self._offsets = self._load()
-        #: True if the file has the current offsets.
+        #: True if the file contains the current offsets.
         self._is_saved = True
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:

@@ -44,8 +44,9 @@ class ConsumerOptions(ClientOptions):
 class PullingOptions(ConsumerOptions):
     """Options of the consumers that pull queues."""
 
-    # Java's consumers request 32 and 10, and its broker sends at most 32. Brokers of this project send bulk readers
-    # as many as requested. Consumers are nearly twice as fast with 256 as with 32, and no faster with 1024.
+    # Java's consumers request 32 or 10 messages, and Java's broker sends at most 32. Brokers of this project send a
+    # bulk reader as many messages as it requests. With 256, consumers are nearly twice as fast as with 32. With 1024,
+    # they are no faster.
     pull_batch_size: int = option(256, "Most messages of one pull.", minimum=1, maximum=1024)
     flow_limits: FlowLimits | None = option(
         None, "How many messages and bytes of a queue the consumer fetches ahead. None: `FlowLimits()`."
@@ -62,7 +63,7 @@ class PullingOptions(ConsumerOptions):
     on_revoked: QueuesCallback | None = option(None, "Called with the queues that are revoked from this consumer.")
 
     def limits(self) -> FlowLimits:
-        """Returns the limits for fetching ahead."""
+        """Returns the limits for prefetched messages."""
         return self.flow_limits or FlowLimits()
 
 

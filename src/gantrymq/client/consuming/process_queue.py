@@ -76,7 +76,7 @@ class ProcessQueue:
         pending = self._pending
         for message in messages:
             pending[message.queue_offset] = message
-            # The stored size, because the decompressed size is not known yet.
+            # Counts the stored size, because the decompressed size is not known yet.
             self._bytes += message.store_size
 
     def remove(self, message: MessageExt) -> None:
@@ -116,7 +116,7 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The offset to commit: that of the oldest pending message, else the next offset."""
+        """The offset to commit: the offset of the oldest pending message or, without one, the next offset."""
         return next(iter(self._pending), self.next_offset)
 
     @property

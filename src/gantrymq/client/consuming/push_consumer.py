@@ -157,7 +157,7 @@ class PushConsumer(PullingConsumer):
         self._parts: _Parts | None = None
 
     def handler(self, handler: HandlerT) -> HandlerT:
-        """Decorates the function that handles the messages, instead of the argument `handler` of the constructor.
+        """Decorator for the function that handles the messages, as an alternative to the argument `handler`.
 
         Args:
             handler: Called with each message, as the constructor's argument.
@@ -231,7 +231,7 @@ class PushConsumer(PullingConsumer):
         rebalancer.start()
 
     def _single_handler(self, stack: AsyncExitStack) -> MessageHandler:
-        """Returns a handler of one message: that of the application, or one that collects batches for it."""
+        """Returns a handler of one message: the application's handler, or one that collects batches for it."""
         options = self._options
         if options.consume_batch_size is None:
             return cast(MessageHandler, self._handler)
@@ -297,7 +297,7 @@ class PushConsumer(PullingConsumer):
 
     @property
     def assignment(self) -> set[MessageQueue]:
-        """The assigned queues, including those of the retry topic."""
+        """The assigned queues, including queues of the retry topic."""
         if self._parts is None:
             return set()
         popped = self._parts.popped.queues if self._parts.popped is not None else set()
@@ -326,7 +326,7 @@ class PushConsumer(PullingConsumer):
             for message in messages:
                 message.topic = message.properties.get(RETRY_TOPIC, message.topic)
         elif topic.startswith(RETRY_TOPIC_PREFIX):
-            # Retried in POP mode, before the broker changed to pull mode.
+            # The message was redelivered in POP mode, before the broker changed to pull mode.
             for message in messages:
                 message.topic = normal_topic(topic, self._wire_group)
         self._strip_namespace(messages)

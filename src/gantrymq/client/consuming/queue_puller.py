@@ -35,7 +35,7 @@ PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
 #: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).
 RETRY_DELAY_S = 1.0
-#: An unreadable record is pulled this many times.
+#: How often an unreadable record is pulled.
 TRIES = 3
 FLOW_CONTROL_DELAY_S = 0.02
 
@@ -112,7 +112,7 @@ class QueuePuller:
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._client.failure_log.recovered(address)
         process_queue.pull_ended(None)
-        # A broker also answers pending pulls like this when it deletes the queue.
+        # A broker also sends this response to pending pulls when it deletes the queue.
         self._is_unsure = (
             result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_begin_offset == process_queue.next_offset
         )
@@ -148,9 +148,10 @@ class QueuePuller:
                 if following == process_queue.next_offset:
                     return RETRY_DELAY_S
                 if process_queue.next_offset > result.max_offset:
-                    # The queue has lost its end. Pulled messages that are not handled yet may still exist.
+                    # The broker has lost the end of the queue. Pulled messages that are not handled yet may still
+                    # exist.
                     following = min(following, process_queue.commit_offset)
-                # With a new process queue, because the offsets of one process queue's messages must ascend.
+                # Needs a new process queue, because the offsets of the messages in a process queue must ascend.
                 self._moved(process_queue, following)
                 return inf
             case _:
@@ -267,6 +268,6 @@ class QueuePuller:
             # A slave may refuse reads.
             self._broker_id = MASTER_ID
         else:
-            # Another replica may be available. A slave directs the consumer to the master as soon as there is one.
+            # Another replica may be available. As soon as there is a master, a slave directs the consumer to it.
             self._broker_id = self._client.routes.next_replica(queue.broker_name, self._broker_id)
         return await self._client.recover(queue.topic, queue.broker_name, error, RETRY_DELAY_S)

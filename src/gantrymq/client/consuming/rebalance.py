@@ -19,7 +19,7 @@ AllocateStrategy = Callable[[str, Iterable[str], Iterable[MessageQueue]], list[M
 
 
 def allocate_averagely(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Assigns consecutive queues, in equal parts. If there is a remainder, the first consumers get one queue more.
+    """Assigns consecutive queues, in equal parts. If there is a remainder, each of the first consumers gets one more.
 
     Args:
         client_id: Client id of this consumer.

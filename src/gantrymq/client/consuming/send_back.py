@@ -49,7 +49,7 @@ class SendBack:
         """Sends a failed message back to its broker. If the request fails, sends a new message to the retry topic.
 
         `topic` is the topic with its namespace. With `delay_level` 0, the delay grows with each retry. Raises a
-        GantryError if both fail, or if the broker has stored the message but its slaves may not have it.
+        GantryError if both requests fail, or if the broker has stored the message but its slaves may not have it.
         """
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -75,7 +75,7 @@ class SendBack:
     async def send_anew(self, message: MessageExt, topic: str) -> None:
         """Sends the message to a queue of the retry topic, on any broker, which can make it a dead-letter message.
 
-        Raises a GantryError, also if the broker has stored the message but its slaves may not have it.
+        Raises a GantryError. This can mean that the broker has stored the message, but its slaves may not have it.
         """
         retry = retry_topic(self._group)
         queues = await self._client.routes.write_queues(retry)

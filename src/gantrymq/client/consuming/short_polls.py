@@ -9,7 +9,7 @@ LONGEST_PAUSE_S = 1.0
 
 
 class ShortPolls:
-    """Pauses for one queue. After a long poll there is no pause; after each short poll the pause doubles, up to 1 s."""
+    """Computes the pauses of one queue: 0 after a long poll. After each short poll, the pause doubles, up to 1 s."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0

@@ -1,4 +1,4 @@
-"""The start position of a group that has no offset of a queue: the option `start_from` (`ConsumeFromWhere`).
+"""The option `start_from`: the start position of a group without a committed offset (`ConsumeFromWhere`).
 
 If the first message of a queue is still in memory, a broker of version 5.5 starts a new group at offset 0. If the
 request has setZeroIfNotFound=false, the broker responds that the group has no offset, and the consumer decides.

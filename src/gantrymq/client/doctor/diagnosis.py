@@ -36,7 +36,8 @@ async def diagnose(
     Args:
         name_servers: NameServers: a list of HOST:PORT, or one string with `;` between them.
         topic: Also checks whether this topic can be used.
-        group: Checks only this consumer group: members, subscriptions, lag. For the servers, reports only faults.
+        group: Checks only this consumer group: members, subscriptions, lag. In this case, findings about servers
+            contain only faults.
         ssl_context: Encrypts the connections.
         credentials: Keys that sign each request.
         timeout_ms: Timeout of each request, ms. Default: 3000.

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Severity(Enum):
-    """OK; WARNING: works, but not as expected; PROBLEM: some client cannot send or receive."""
+    """OK: as expected. WARNING: clients work, but not as expected. PROBLEM: some client cannot send or receive."""
 
     OK = "ok"
     WARNING = "warning"

@@ -61,7 +61,7 @@ def _summary(subscriptions: Subscriptions) -> str:
 
 
 def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Finding]:
-    """Checks the lag in each topic. With `even_without`, also reports topics without lag."""
+    """Checks the group's lag in each topic. With `even_without`, also reports topics without lag."""
     for topic, lag in sorted(group.lags.items()):
         if not lag.messages:
             if even_without:

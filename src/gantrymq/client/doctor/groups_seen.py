@@ -98,7 +98,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
 
 
 async def dead_letter_counts(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
-    """Counts the messages in each of these dead-letter topics, by group. Leaves out groups without any."""
+    """Counts the messages in each of these dead-letter topics, by group. Leaves out groups without dead letters."""
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     found: dict[str, int] = {}
 
@@ -134,7 +134,7 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
         try:
             info = await admin.consumer_running_info(group.name, client_id)
         except GantryError:
-            # Disconnected in the meantime, or a client without this request.
+            # The member has disconnected in the meantime, or does not support this request.
             return
         group.subscriptions[client_id] = subscriptions_of(info)
 

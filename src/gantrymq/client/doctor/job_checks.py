@@ -10,7 +10,7 @@ from gantrymq.client.doctor.finding import Finding, problem, warning
 from gantrymq.client.doctor.observation import Observation
 from gantrymq.system.clock import now_ms
 
-#: A job that works again is still reported for this time after its last failure, ms.
+#: For this time after its last failure, a job is reported even if it works again, ms.
 RECENT_MS = 10 * 60 * 1000
 
 

@@ -73,10 +73,10 @@ class BrokerSeen:
     topic: TopicConfig | None = None
     #: Difference between the broker's clock and the local one, s; None if unknown.
     clock_ahead_s: float | None = None
-    #: None if the broker does not support the request, or has no controllers.
+    #: Replicas and sync-state set. Each is None if the broker does not support its request, or has no controllers.
     ha_status: HaStatus | None = None
     sync_state_set: SyncStateSetSeen | None = None
-    #: Rejected requests: what was requested, and the broker's error.
+    #: Rejected requests: the requested data, and the broker's error.
     refusals: dict[str, BrokerError] = field(default_factory=dict)
 
     @property
@@ -104,7 +104,7 @@ class Observation:
     over_tls: bool = False
     #: Whether the requests were signed.
     is_signed: bool = False
-    #: Consumer groups, or those of the checked topic; limited to MAX_GROUPS.
+    #: All consumer groups, or only the groups of the checked topic; at most MAX_GROUPS.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
     group: OneGroup | None = None
@@ -232,7 +232,7 @@ def _dead_letter_topics(seen: Observation) -> list[str]:
 
 
 def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
-    """Stores the error if a permission is missing. After any other error, the broker is too old for the request."""
+    """Stores the error if a permission is missing. Any other error means that the broker is too old for the request."""
     if error.code == ResponseCode.NO_PERMISSION:
         broker.refusals[what] = error
 
@@ -311,6 +311,6 @@ def clock_ahead_s(runtime: dict[str, str], now_s: float) -> float | None:
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:
-    """Joins the first `limit` names, followed by how many more there are."""
+    """Joins the first `limit` names, and adds the number of the others."""
     first = sorted(names)
     return ", ".join(first[:limit]) + (f" and {len(first) - limit} more" if len(first) > limit else "")

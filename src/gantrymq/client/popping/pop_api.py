@@ -159,8 +159,8 @@ def give_handles(
 ) -> None:
     """Sets the messages' receipt handles from the lists in the response, unless a redelivered message has its own.
 
-    A message's own handle counts only if it matches the message's position. Otherwise a producer has copied it from
-    another popped message.
+    The handle in a message counts only if it matches the message's position. Otherwise a producer has copied the handle
+    from another popped message.
     """
     start_offsets = parse_offset_info(header.start_offset_info)
     order_counts = parse_offset_info(header.order_count_info) if order else {}

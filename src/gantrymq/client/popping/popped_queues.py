@@ -229,7 +229,7 @@ class PoppedQueues:
 
     def _handled(self, process_queue: PopProcessQueue, message: MessageExt, error: BaseException | None) -> None:
         process_queue.handled()
-        # Even if the queue is revoked, because the receipt handle belongs to this consumer.
+        # Acknowledges even if the queue is revoked, because the receipt handle belongs to this consumer.
         topic = process_queue.queue.topic
         if _is_visible_again(message):
             log.warning(
@@ -277,7 +277,7 @@ def _is_visible_again(message: MessageExt) -> bool:
 
 
 def _in_time(handler: MessageHandler) -> MessageHandler:
-    """Wraps a handler: raises if the invisible duration has ended, because another consumer may have the message."""
+    """Wraps a handler. Raises if the invisible duration has ended: another consumer may have the message."""
 
     def check(message: MessageExt) -> None:
         if _is_visible_again(message):

@@ -52,13 +52,13 @@ MAX_MESSAGES = 32
 INVISIBLE_S = 60.0
 #: Default timeout of `receive`, in seconds.
 RECEIVE_TIMEOUT_S = 15.0
-#: Longest wait at one topic and broker if there are several targets, ms.
+#: Longest wait for messages of one topic on one broker if there are several such targets, ms.
 _TURN_MS = 1000
 #: Brokers check once a second whether a wait has timed out. The wait at a broker therefore ends this much earlier, ms.
 _LATE_MS = 300
 #: For the rest of the time, the client polls with this pause, s.
 _PAUSE_S = 0.1
-#: Time in addition to the wait for messages: for one request, ms, and for a whole `receive`, s.
+#: Time that a call may take in addition to its wait for messages: for one request, ms, and for a whole `receive`, s.
 _ANSWER_MS = 1150
 _GRACE_S = 0.9
 #: Longest wait for a new route if no broker accepts requests, s.
@@ -265,7 +265,7 @@ class SimpleConsumer(GroupConsumer):
         missing: NoRouteInfo | None = None
         for topic in list(self._subscriptions):
             try:
-                # An incomplete route suffices: messages of a missing broker are received later.
+                # An incomplete route is enough: messages of a missing broker are received later.
                 queues = read_queues(topic, await client.routes.get(topic))
                 targets += sorted({(topic, queue.broker_name) for queue in queues})
             except NoRouteInfo as e:

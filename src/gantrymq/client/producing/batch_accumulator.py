@@ -67,7 +67,7 @@ class BatchAccumulator:
         #: it adds more messages, so that the event loop can send the batch.
         self.has_begun = False
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
-        #: Loop time at which a batch got its last response, in seconds.
+        #: Loop time of the last response to a batch, in seconds.
         self._answered = 0.0
         self._under_way = Tasks("the send of a batch")
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -187,7 +187,7 @@ class BatchAccumulator:
 def split_result(result: SendResult, count: int) -> list[SendResult]:
     """Splits the result of a batch into one result for each of its `count` messages.
 
-    If a queue stores a batch as one record (BatchCQ), all messages have the same offset message id.
+    If the queue has stored the batch as one record (BatchCQ), all messages have the same offset message id.
     """
     if count == 1:
         return [result]

@@ -25,7 +25,7 @@ log = peer_log(__name__)
 
 #: Largest number of messages in the queue. If the queue is full, threads wait.
 MAX_MESSAGES = 10_000
-#: Interval at which a waiting thread checks whether the event loop has ended, s.
+#: Interval at which a waiting thread checks that the event loop still runs, s.
 _CHECK_S = 0.5
 
 
@@ -83,7 +83,7 @@ class CrossThreadQueue:
         while True:
             if not items:
                 self._is_woken = False
-                # A thread may have added a message before it could see that the flag changed.
+                # A thread may have added a message before it saw the change of the flag.
                 if not items:
                     return
             item = items.popleft()
@@ -118,7 +118,7 @@ class CrossThreadQueue:
 
 
 def _is_open(future: Future[SendResult]) -> bool:
-    """Returns whether `future` still needs a result: its caller has not cancelled it, and the thread has not died."""
+    """Returns true if `future` still needs a result: the caller has not cancelled it, and the thread has not died."""
     if future.cancelled():
         # Wakes callers of `concurrent.futures.wait`.
         future.set_running_or_notify_cancel()

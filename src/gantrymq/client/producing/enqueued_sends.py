@@ -1,4 +1,4 @@
-"""Sends to batches that are inside the middleware of a producer."""
+"""Sends that a producer's middleware handles before they get into a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EnqueuedSend:
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        #: Done when the client has the message.
+        #: A future that is done when the client has the message.
         self.added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_closed = False
 
@@ -51,9 +51,10 @@ class EnqueuedSends:
     async def start(
         self, topic: str, send: Callable[[EnqueuedSend], Coroutine[Any, Any, SendResult]]
     ) -> asyncio.Task[SendResult]:
-        """Starts a task, and waits until the client has the message, so that messages keep their order.
+        """Starts a task. Waits until the client has the message, so that messages keep their order.
 
-        Raises the error of `send` if `send` fails before that. If the caller is cancelled, so is the middleware.
+        Raises the error of `send` if `send` fails before that. If the caller is cancelled, the middleware is cancelled
+        as well.
         """
         one = EnqueuedSend(topic)
         task = asyncio.get_running_loop().create_task(one.run(send))
@@ -76,7 +77,7 @@ class EnqueuedSends:
             task.exception()
 
     def added(self) -> list[asyncio.Task[SendResult]]:
-        """Returns the tasks of the messages that the client has. Inside the middleware, it returns none.
+        """Returns the tasks of the messages that the client has. If the middleware itself calls this, returns no tasks.
 
         Otherwise a flush by the middleware would wait for itself.
         """

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.protocol.message import MessageQueue
 
-#: Latencies of a send (latencyMax), ms. From each value on, the broker is avoided for the time below.
+#: Latencies of a send (latencyMax), ms. A broker with at least this latency is avoided for the time at the same
+#: position in the next list.
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
 #: Times for which a broker is avoided (notAvailableDuration), ms.
 NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
-#: A send that takes less than this does not make the client avoid the broker, ms.
+#: The client does not avoid a broker after a send that takes less than this, ms.
 _QUICK_MS = next(ms for ms, duration in zip(LATENCY_MAX_MS, NOT_AVAILABLE_DURATION_MS, strict=True) if duration)
-#: Latency that a failed send counts as, ms.
+#: A failed send counts as one with this latency, ms.
 FAILED_LATENCY_MS = 10_000
 #: Shortest time between two probes of a broker (detectInterval), ms.
 DETECT_INTERVAL_MS = 2000
 #: Timeout of a probe (detectTimeout), ms.
 DETECT_TIMEOUT_MS = 200
-#: Without a response for this time while sends are in flight, a broker is stalled and selected last, ms.
+#: A broker is stalled, and selected last, if sends are in flight and no response arrives for this time, ms.
 STALLED_MS = 100
 
 
@@ -40,8 +41,8 @@ def not_available_duration(latency_ms: int) -> int:
 class FaultItem:
     """State of one broker.
 
-    The broker is available from `start_ms` on and can be probed again at `check_ms`. `under_way` sends are in flight.
-    `silent_ms` is the time of the last response, or of the first of these sends if it is newer.
+    The broker counts as available from `start_ms` on. It can be probed again from `check_ms` on. `under_way` sends are
+    in flight. `silent_ms` is the time of the last response, or of the first of these sends if it is newer.
     """
 
     latency_ms: int = 0
@@ -106,7 +107,7 @@ class LatencyFaults:
         return item is None or now_ms >= item.start_ms
 
     def is_stalled(self, broker: str, now_ms: int) -> bool:
-        """Returns whether the broker has had sends in flight without a response for more than STALLED_MS."""
+        """Returns true if the broker has sends in flight, and has sent no response for more than STALLED_MS."""
         item = self.items.get(broker)
         return item is not None and item.is_stalled(now_ms)
 

@@ -203,7 +203,7 @@ class Encoder:
         return EncodedMessage(topic, body, b"", 0, 0, True, ",".join([part.msg_id for part in parts]))
 
     def with_id(self, part: EncodedMessage) -> EncodedMessage:
-        """Returns a message of `encode_part`, with an id if it has none."""
+        """Returns a message from `encode_part`. If the message has no id, generates one."""
         if part.msg_id:
             return part
         msg_id = self._unique_keys.next()
@@ -225,7 +225,7 @@ class Encoder:
 
 
 def _joined(properties: dict[str, str]) -> str:
-    """Encodes like `encode_properties`, without checks and in half the time. Raises IllegalMessage for non-strings."""
+    """Works like `encode_properties`, without checks, in half the time. Raises IllegalMessage for non-strings."""
     try:
         return PROPERTY_SEPARATOR.join(map(_join_pair, properties.items())) + PROPERTY_SEPARATOR
     except TypeError:

@@ -15,7 +15,7 @@ from gantrymq.times import duration_ms, duration_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions(ClientOptions):
-    """Options of `Producer`. The defaults for batches are those of Java."""
+    """Options of `Producer`. The defaults for batches are the same as in Java."""
 
     retry_times: int = option(
         2,

@@ -52,7 +52,7 @@ from gantrymq.times import duration_ms
 
 #: Default timeout of a call, in seconds.
 TIMEOUT_S = TIMEOUT_MS / 1000
-#: Share of a call's timeout for heartbeats to new brokers. Limited because one of several brokers may hang.
+#: Share of a call's timeout for heartbeats to new brokers. There is a limit, because a broker may hang.
 GREETING_SHARE = 0.25
 #: Default group of Java's producers (`MixAll.DEFAULT_PRODUCER_GROUP`).
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
@@ -202,7 +202,7 @@ class Producer(Lifecycle):
     def _send_now(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends one message without the middleware. Also works during the close, for traces."""
+        """Sends one message without the middleware. Also works while the producer closes, for traces."""
         topic = self._topic(message, queue)
         encoded = self._encoder.encode(topic, message, message.properties)
         if queue is None and names.SHARDING_KEY in message.properties:
@@ -263,7 +263,7 @@ class Producer(Lifecycle):
     async def _enqueue(
         self, message: Message, timeout_ms: int, queue: MessageQueue | None, *, or_alone: bool = False
     ) -> asyncio.Future[SendResult]:
-        """With `or_alone`, a message that cannot be in a batch after a change by the middleware is sent alone."""
+        """With `or_alone`, a message is sent alone if a change by the middleware excludes it from batches."""
         self._check_open()
         batches = self._batches
         if batches is None:
@@ -312,7 +312,7 @@ class Producer(Lifecycle):
             raise IllegalMessage(NOT_IN_A_BATCH)
         deadline = clock.monotonic() + timeout_ms / 1000
         queue = await self._queue_of_key([message], timeout_ms)
-        # The producer may have been closed meanwhile.
+        # The producer may have been closed in the meantime.
         self._check_open()
         return self._add_to_batch(message, _left_ms(deadline), queue)
 
@@ -332,8 +332,8 @@ class Producer(Lifecycle):
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
         The wait includes the middleware of these messages, unless middleware itself calls `flush`. It does not include
-        messages that are added after the call. `flush` raises no errors of sends: the futures of `enqueue` and the
-        calls of `send` do. Without `linger` there are no batches, and `flush` has no effect.
+        messages that are added after the call. `flush` raises no errors of sends. The futures of `enqueue` and the
+        calls of `send` raise them. Without `linger` there are no batches, and `flush` has no effect.
         """
         self._check_open()
         if self._batches is not None:
@@ -463,7 +463,7 @@ class Producer(Lifecycle):
     def _send_encoded(
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Returns a coroutine that sends `encoded`: the sender's own coroutine if there is nothing else to do."""
+        """Returns a coroutine that sends `encoded`: the sender's own one if no namespace or compression is needed."""
         if self._namespace or self._encoder.wants_compression(encoded) or self._sender is None:
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
@@ -572,7 +572,7 @@ class Producer(Lifecycle):
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
         wire_topic = wrap_namespace(self._namespace, topic)
         queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
-        # If brokers are missing, a selector maps keys to other queues than with the complete route.
+        # If the route lacks brokers, a selector maps keys to other queues than with the complete route.
         if awaited := self.client.routes.awaited(wire_topic):
             raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
         return [queue._replace(topic=topic) for queue in queues] if self._namespace else queues

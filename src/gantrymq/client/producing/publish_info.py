@@ -25,7 +25,7 @@ class TopicPublishInfo:
         return self._take()
 
     def next_where(self, usable: Callable[[str], bool]) -> MessageQueue | None:
-        """Returns the next queue whose broker name is `usable`, or None."""
+        """Returns the next queue for whose broker name `usable` returns true, or None."""
         for _ in self.queues:
             queue = self._take()
             if usable(queue.broker_name):

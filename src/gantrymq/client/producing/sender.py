@@ -78,7 +78,7 @@ class Sender:
         self._create_topic_key = options.create_topic_key
         self._default_topic_queue_nums = options.default_topic_queue_nums
         self._unit_mode = options.unit_mode
-        #: The brokers' latency faults; None if `send_latency_fault_enable` is off.
+        #: The brokers to avoid; None if `send_latency_fault_enable` is off.
         self.faults = LatencyFaults() if options.send_latency_fault_enable else None
         self._detector: Repeating | None = None
         if options.send_latency_fault_enable and options.start_detector_enable:
@@ -136,7 +136,7 @@ class Sender:
             raise RequestTimeout(message, name_servers) from None
 
     async def broker_address(self, queue: MessageQueue, timeout_ms: int) -> str:
-        """Returns HOST:PORT of the master of `queue`. If it has none within `timeout_ms`, raises BrokerUnavailable."""
+        """Returns HOST:PORT of the master of `queue`. Raises BrokerUnavailable if there is none within `timeout_ms`."""
         routes, name = self.client.routes, queue.broker_name
         deadline = clock.monotonic() + timeout_ms / 1000
         while (address := routes.master_address(name)) is None:
@@ -264,7 +264,7 @@ class Sender:
     def _try_timeout(self, info: TopicPublishInfo, timeout_ms: int) -> int | None:
         """Returns the timeout of an attempt, in ms; None if an attempt may take the whole timeout of the send."""
         if self._try_timeout_ms is None and info.has_several_brokers:
-            # The last attempt gets the remaining time, which is two shares.
+            # The last attempt gets all remaining time, which is two shares.
             return max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
         return self._try_timeout_ms
 
@@ -382,7 +382,7 @@ class Sender:
 
 
 def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
-    """Returns an error if a former master, and so the new master, may have stored the message; otherwise None."""
+    """Returns an error if a former master may have stored the message (the new one may have it), else None."""
     if not isinstance(refusal, BrokerError) or refusal.reason is not RefusalReason.MAY_BE_STORED:
         return None
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)

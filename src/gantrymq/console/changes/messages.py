@@ -89,7 +89,7 @@ async def send_message(view: ClusterView, one: SendMessage) -> str:
 def _properties(text: str) -> dict[str, str]:
     """Parses lines NAME=VALUE. Raises BadArguments, also for reserved properties except delays."""
     properties = {}
-    # Not `splitlines`: it also splits at other characters, such as U+2028.
+    # `splitlines` is not used, because it also splits at other characters, such as U+2028.
     for line in text.replace("\r\n", "\n").split("\n"):
         name, equals, value = line.partition("=")
         if not line.strip():

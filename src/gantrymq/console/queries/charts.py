@@ -80,7 +80,8 @@ async def charts(view: ClusterView, arguments: HistoryArguments) -> HistoryPage:
 async def _check(view: ClusterView, arguments: HistoryArguments) -> None:
     """Raises GantryError if the user has no right to query the data.
 
-    The console's own keys signed the requests for the history, so the user's rights must be checked here.
+    The console's own keys signed the requests whose results are in the history, so the user's rights must be checked
+    here.
     """
     if view.settings.login != "cluster":
         return

@@ -13,7 +13,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 
 
 class DeadLetterQueue(msgspec.Struct):
-    """The dead-letter messages of a group. Times are store times, ms. Only rows of the shown page have `oldest_ms`."""
+    """The dead-letter messages of a group. Times are store times, ms. Only rows of the page have `oldest_ms`."""
 
     group: str
     topic: str
@@ -23,7 +23,7 @@ class DeadLetterQueue(msgspec.Struct):
 
 
 class DeadLetterQueuesPage(msgspec.Struct):
-    #: None until the first query is complete.
+    #: The value is None until the first query is complete.
     table: Cut[DeadLetterQueue] | None
     letters: int
     unasked: list[Unasked]

@@ -82,7 +82,7 @@ async def due(view: ClusterView, arguments: DueArguments) -> DuePage:
             properties = message.properties
             real_topic = properties.get(REAL_TOPIC, "")
             if TIMER_DEL_UNIQKEY in properties:
-                # Depending on the client's version, the topic precedes the key.
+                # In some versions of the client, the topic precedes the key.
                 recalled.add(properties[TIMER_DEL_UNIQKEY].rpartition("+")[2])
                 return None
             if real_topic.startswith(REVIVE_TOPIC_PREFIX):
@@ -90,7 +90,7 @@ async def due(view: ClusterView, arguments: DueArguments) -> DuePage:
             return properties.get(UNIQUE_KEY, ""), DueMessage(out_ms, 0, real_topic, row_of(message))
 
         rows, is_all = await read_timer(view, name, addresses[name], read, now)
-        # A message that is due after the end of the timer wheel has a record for each round of the wheel.
+        # If a message is due after the end of the timer wheel, it has a record for each round of the wheel.
         once = {(key or row.row.id, row.due_ms): row for key, row in rows if key not in recalled}
         found.extend(once.values())
         if not is_all:

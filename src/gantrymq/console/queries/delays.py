@@ -12,7 +12,8 @@ from gantrymq.protocol.bodies.stats import TopicOffset
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 
-#: Prefix of keys in a broker's metrics. The value has the delivered offset and the end offset of the level's queue.
+#: Prefix of the delay levels' keys in a broker's metrics. A value has the delivered offset and the end offset of the
+#: level's queue.
 _LEVEL = "scheduleMessageOffset_"
 
 

@@ -7,7 +7,7 @@ import msgspec
 from gantrymq.console.cluster_view import TopicProgress
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: Lag from which a group counts as lagging, s.
+#: Lowest lag at which a group counts as lagging, s.
 LAGGING_S = 60.0
 #: States of a group, from good to bad.
 STATES = ("idle", "up to date", "consuming", "catching up", "lagging", "stalled", "no members")
@@ -21,7 +21,7 @@ class Group(msgspec.Struct):
     lag: int
     seconds: float | None
     tps: float
-    #: The state without the members and the trend, see `state_of`.
+    #: The state that follows without data about the members and the trend. See `state_of`.
     state: str = ""
 
 

@@ -86,9 +86,9 @@ class Member(msgspec.Struct):
     started_ms: int | None = None
     subscriptions: list[Subscription] | None = None
     rates: list[Rate] = []
-    #: If true, the consumer is connected through a proxy, and `address` is the proxy's.
+    #: If true, the consumer is connected through a proxy, and `address` is that of the proxy.
     by_proxy: bool = False
-    #: Lag of its queues, messages.
+    #: Lag of the consumer's queues, messages.
     lag: int = 0
 
 
@@ -107,13 +107,13 @@ class GroupQueue(msgspec.Struct):
 
 class GroupPage(msgspec.Struct):
     name: str
-    #: All clusters, because a group does not belong to a cluster.
+    #: Names of all clusters, because a group does not belong to a cluster.
     clusters: list[str]
     topics: list[str]
     tps: float
     lag: int
     seconds: float | None
-    #: Growth of the lag in the last 15 minutes, messages/s. Below 0, the group catches up.
+    #: Growth of the lag in the last 15 minutes, messages/s. If it is negative, the group catches up.
     trend: float | None
     model: str
     consume_from: str

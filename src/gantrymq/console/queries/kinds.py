@@ -24,8 +24,7 @@ def topic_kind(name: str, servers: Servers | None) -> str:
         return "dlq"
     if is_system_topic(name):
         return "system"
-    # Each broker has system topics with its own name, its cluster's name, and for the cluster's replies
-    # (TopicConfigManager).
+    # Each broker has system topics: with its own name, with its cluster's name, and for replies (TopicConfigManager).
     if servers is not None:
         clusters = servers.info.cluster_addr_table
         if name in servers.info.broker_addr_table or name in clusters or name.removesuffix("_REPLY_TOPIC") in clusters:

@@ -266,7 +266,7 @@ async def message(view: ClusterView, arguments: MessageArguments) -> MessagePage
     async with view.bodies:
         found, unasked = await _find(view, arguments)
         body = await asyncio.to_thread(preview_of, found)
-        # Free the memory of the body while the groups are queried.
+        # The memory of the body is freed while the groups are queried.
         found.body = b""
     tracks: list[Track] = []
     groups: list[str] = []
@@ -338,7 +338,7 @@ async def traces(view: ClusterView, arguments: TracesArguments) -> TracesPage:
             message, failed = await _by_id(view, topic, message_id)
         unasked.extend(failed)
         if message is not None:
-            # Free the memory: the timeline needs only the message's times and address.
+            # The memory of the message is freed, because the timeline needs only its times and its address.
             message.body = b""
         return message
 

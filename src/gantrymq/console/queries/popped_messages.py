@@ -102,6 +102,6 @@ def _decode(message: MessageExt, out_ms: int) -> Checkpoint | Ack | None:
 
 
 def _unacked(checkpoint: Checkpoint, acked: set[int]) -> list[int]:
-    """Returns the offsets that neither the checkpoint nor a later record acknowledges."""
+    """Returns the offsets of messages that neither the checkpoint nor a later record acknowledges."""
     bits = checkpoint.bit_map & 0xFFFFFFFF
     return [offset for index, offset in enumerate(checkpoint.offsets) if not bits >> index & 1 and offset not in acked]

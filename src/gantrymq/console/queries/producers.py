@@ -1,4 +1,4 @@
-"""Producers on all brokers. The page shows the proxy in place of its producers."""
+"""Producers on all brokers. For producers behind a proxy, the page shows only the proxy."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class QueueReader:
             part.next = max(part.next, token.get(_name(part.queue), 0))
 
     def resume_backwards(self, token: dict[str, int]) -> None:
-        """Continues before the messages of the previous page, which came from `previous_ones`."""
+        """Continues before the messages of the previous page, which `previous_ones` has returned."""
         self._token = token
         for part in self.ranges:
             part.end = min(part.end, token.get(_name(part.queue), part.end))
@@ -166,7 +166,7 @@ class QueueReader:
         return self._encode({_name(part.queue): part.next for part in self.ranges})
 
     def _encode(self, offsets: dict[str, int]) -> str:
-        # A queue whose broker did not respond for this page keeps the offset of the previous page.
+        # If the broker of a queue did not respond for this page, the queue keeps the offset of the previous page.
         return base64.urlsafe_b64encode(msgspec.json.encode(self._token | offsets)).decode()
 
     async def latest(self, size: int) -> list[Row]:

@@ -18,16 +18,16 @@ from gantrymq.errors import BrokerError, ProtocolError, RemotingError
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.system.clock import monotonic
 
-#: Largest size of the searched text, characters: that of the longest group name.
+#: Largest size of the searched text, characters: the size of the longest group name.
 MAX_TEXT = 255
 #: Largest number of topics and of groups in the result. The page shows how many match in total.
 MAX_SHOWN = 20
 #: Largest number of topics in which a unique key is searched. Each search queries all brokers of the topic.
 MAX_TOPICS_WITH_ID = 200
-#: Limit of the topics that are searched for a unique key at the same time, and of the whole search, s.
+#: Limits of a search for a unique key: number of topics that are searched at the same time, and total time, s.
 _TOPICS_AT_ONCE = 8
 _SEARCH_WITHIN_S = 10.0
-#: A unique key, that of a gRPC client (34 digits), or an offset message id of an IPv4 or IPv6 address.
+#: Matches a unique key, a key of a gRPC client (34 digits), or an offset message id with an IPv4 or IPv6 address.
 _MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{34}|[0-9A-Fa-f]{56}")
 
 
@@ -115,7 +115,8 @@ async def _with_id(
         unasked.append(Unasked(more, f"only {MAX_TOPICS_WITH_ID} are searched"))
 
     async def find(topic: str) -> list[MessageRow]:
-        # Returns rows, because the bodies of many messages could take much memory: a sender can reuse a unique key.
+        # Rows are returned, not messages. A sender can reuse a unique key, and the bodies of many messages could take
+        # much memory.
         async with view.bodies:
             # The timeout starts after the wait for `bodies`.
             responses = await view.each(

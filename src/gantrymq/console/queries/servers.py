@@ -62,7 +62,8 @@ class BrokerPage(msgspec.Struct):
     broker: Broker
     is_gantry: bool
     config: dict[str, str]
-    #: Keys that the broker reads only at the start; others take effect at once. None for a broker of Apache RocketMQ.
+    #: Keys that the broker reads only at the start; other keys take effect at once. None for a broker of Apache
+    #: RocketMQ.
     read_at_start: list[str] | None
     runtime: dict[str, str]
     unasked: list[Unasked]

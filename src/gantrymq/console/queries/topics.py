@@ -106,7 +106,7 @@ class TopicPage(msgspec.Struct):
     clusters: list[str]
     message_type: str
     in_tps: float
-    #: None if a broker did not report its queues.
+    #: The value is None if a broker did not report its queues.
     messages: int | None
     brokers: list[TopicOnBroker]
     #: Only the tab "queues" has the times of the oldest messages.

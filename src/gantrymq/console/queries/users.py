@@ -38,7 +38,7 @@ class UsersPage(msgspec.Struct):
 
 
 async def users(view: ClusterView, arguments: ListArguments) -> UsersPage:
-    """Returns the users of all brokers. Their rights are those on the first broker that has the user."""
+    """Returns the users of all brokers. The rights of a user are those on the first broker that has the user."""
     servers = await servers_of(view)
     names = {address: name for name, address in servers.masters.items()}
     answers = await view.each(names, view.admin.users)

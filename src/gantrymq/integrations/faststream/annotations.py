@@ -1,4 +1,4 @@
-"""Annotations for arguments of handlers other than the body, as in FastStream's own brokers."""
+"""Annotations for handler arguments other than the body, as in FastStream's own brokers."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ __all__ = ["DRIVER_ANNOTATIONS", "ContextRepo", "Logger", "RocketMQMessage"]
 
 RocketMQMessage = Annotated[ReceivedMessage, Context("message")]
 
-#: If a handler's annotation is the class itself, FastStream's error names the annotation to import.
+#: If a handler uses the class itself as an annotation, FastStream's error names the annotation to import.
 DRIVER_ANNOTATIONS = {
     ReceivedMessage: UnderlyingDriverAnnotation(type_hint=RocketMQMessage, module=__name__, name="RocketMQMessage")
 }

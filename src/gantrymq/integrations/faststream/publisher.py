@@ -124,7 +124,7 @@ class RocketMQPublisher(PublisherUsecase):
         return f"{self._outer_config.prefix}{self._topic}"
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends to the topic, or to another. `options` are PublishOptions. Returns when the message is stored."""
+        """Sends to the topic, or to another topic. `options` are PublishOptions. Returns when the message is stored."""
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(
             command, producer=self._outer_config.producer, _extra_middlewares=()

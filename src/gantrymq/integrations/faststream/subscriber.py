@@ -33,7 +33,7 @@ class RocketMQSubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """The policy of the subscriber, else that of the broker."""
+        """The policy of the subscriber, or else the policy of the broker."""
         for policy in (self._ack_policy, self._outer_config.ack_policy):
             if policy is not EMPTY:
                 return policy
@@ -135,7 +135,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         try:
             await self.process_message(message)
         except (StopConsume, SystemExit) as e:
-            # In another task, because `stop` waits for this handler.
+            # Runs in another task, because `stop` waits for this handler.
             self._stopping.start(self.stop())
             if isinstance(e, SystemExit) and (app := self._outer_config.context.get("app")):
                 app.exit()

@@ -6,7 +6,7 @@ import msgspec
 
 
 class UserInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A user. `user_type` is Super or Normal, `user_status` enable or disable. In a change, None keeps a value."""
+    """A user. `user_type` is Super or Normal, `user_status` enable or disable. In an update, None keeps the value."""
 
     username: str | None = None
     password: str | None = None

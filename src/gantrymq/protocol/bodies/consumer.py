@@ -1,4 +1,4 @@
-"""Bodies with the state of consumers, which their broker requests for an administrator (remoting/protocol/body/*)."""
+"""Bodies with the state of consumers. A broker requests them for an administrator (remoting/protocol/body/*)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PopProcessQueueInfo(msgspec.Struct, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, rename="camel"):
-    """A consumer's rates in one topic: per second, times (RT) in ms, failures of the last hour."""
+    """A consumer's statistics for one topic: rates per second, times (RT) in ms, and failures in the last hour."""
 
     pull_rt: float = msgspec.field(name="pullRT", default=0.0)
     pull_tps: float = msgspec.field(name="pullTPS", default=0.0)

@@ -8,7 +8,7 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class SyncStateSet(msgspec.Struct, rename="camel"):
-    """The ids of the brokers with all acknowledged messages, and the number of changes of this set."""
+    """The sync-state set: ids of the brokers that have all acknowledged messages. The epoch counts its changes."""
 
     sync_state_set: list[Int64] = []
     sync_state_set_epoch: Int32 = 0
@@ -56,7 +56,7 @@ class BrokerReplicasInfo(msgspec.Struct, rename="camel"):
 
 
 class EpochEntry(msgspec.Struct, rename="camel"):
-    """The part of the log of one epoch's master. The last epoch has no real end yet."""
+    """An epoch: the part of the log that one master wrote. The last epoch has no real end yet."""
 
     epoch: int
     start_offset: int

@@ -1,4 +1,4 @@
-"""Bodies with offsets and locks of queues, from clients to brokers or the other way (remoting/protocol/body/*)."""
+"""Bodies with offsets and locks of queues, between clients and brokers (remoting/protocol/body/*)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MODE_POP = "POP"
 #: Identifies the checkpoint of an acknowledgement: topic, group, queue id, start offset, pop time, broker name.
 PopKey = tuple[str, str, int, int, int, str]
 
-#: Largest number of messages of a pop, because a checkpoint has one bit per message.
+#: Largest number of messages in a pop. A checkpoint has one bit for each.
 MAX_MESSAGES = 32
 #: Largest number of bits in a client's BitSet. With a filter, the offsets of a pop's messages can be far apart.
 _MAX_BITS = 1 << 20
@@ -101,7 +101,7 @@ class BatchAck(msgspec.Struct):
     bits: bytes = msgspec.field(name="b", default=b"")
 
     def offsets(self) -> Iterator[int]:
-        """Yields the queue offsets of the acknowledged messages. Raises BodyError for more than one pop's."""
+        """Yields the queue offsets of the acknowledged messages. Raises BodyError if a pop cannot have as many."""
         bits = int.from_bytes(self.bits[: _MAX_BITS // 8], "little")
         if bits.bit_count() > MAX_MESSAGES:
             raise BodyError(f"{bits.bit_count()} messages of one pop: it has at most {MAX_MESSAGES}")
@@ -121,8 +121,8 @@ class BatchAckBody(msgspec.Struct, rename="camel"):
 class RequestMode(msgspec.Struct, rename="camel"):
     """The body of SET_MESSAGE_REQUEST_MODE (401), and an entry of messageRequestMode.json.
 
-    If `pop_share_queue_num` is positive, a client pops its own queues and those of this many other clients. Otherwise
-    it pops all queues.
+    If `pop_share_queue_num` is positive, a client pops its own queues and the queues of this many other clients.
+    Otherwise it pops all queues.
     """
 
     topic: str

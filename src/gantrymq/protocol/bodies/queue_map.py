@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 # As in `fastjson`, this also matches an unterminated string, so that no quote is tried twice.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\],:]', re.DOTALL)
-#: What follows next in an open bracket.
+#: The next expected token in an open bracket.
 _ARRAY, _KEY_NEXT, _VALUE_NEXT = range(3)
 #: Number of entries encoded per step.
 _STEP = 500
-#: Deepest accepted nesting, which RocketMQ's bodies never reach.
+#: Deepest accepted nesting. RocketMQ's bodies have less.
 _MAX_DEPTH = 100
 
 
@@ -64,7 +64,7 @@ def encode_queue_map_in_steps(table: Mapping[MessageQueue, Any]) -> Generator[No
 
 
 def decode_with_queue_maps(data: bytes, json_type: type[T]) -> T:
-    """Decodes a body with such maps, which have the type `dict[str, ...]` in `json_type`. Raises BodyError."""
+    """Decodes a body with such maps. In `json_type`, they have the type `dict[str, ...]`. Raises BodyError."""
     return decode_json(quote_object_keys(data), json_type)
 
 

@@ -138,7 +138,7 @@ def max_offsets(data: bytes) -> dict[int, int]:
     return {queue.queue_id: offsets.max_offset for queue, offsets in TopicStatsTable.decode(data).offset_table.items()}
 
 
-#: Matches queue id and max offset of one queue. The fields of an object can have any order.
+#: Matches queue id and max offset of one queue. The fields of each object can have any order.
 _MAX_OFFSETS = re.compile(rb'"queueId":([0-9]{1,10})[^{}]*\}:\{[^{}]*?"maxOffset":([0-9]{1,19})')
 
 

@@ -39,7 +39,7 @@ _STEP_BYTES = 64 * 1024
 
 
 class DataVersion(msgspec.Struct, rename="camel", order=False):
-    """The version of a state, to compare with another version. `timestamp` is in ms."""
+    """The version of a state, such as all topics of a broker. `timestamp` is in ms."""
 
     state_version: int = 0
     timestamp: int = msgspec.field(default_factory=now_ms)
@@ -73,7 +73,7 @@ class TopicConfig(msgspec.Struct, rename="camel"):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel"):
-    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`). Also the content of topics.json."""
+    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`). topics.json has the same content."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
@@ -81,7 +81,7 @@ class TopicConfigTable(msgspec.Struct, rename="camel"):
 
 
 class _RawTopicConfigTable(msgspec.Struct, rename="camel"):
-    """A TopicConfigTable with undecoded entries. Finding them takes a tenth of the time of decoding them."""
+    """A TopicConfigTable with undecoded entries. To find the entries takes a tenth of the time of decoding them."""
 
     topic_config_table: dict[str, msgspec.Raw] | None = None
     data_version: msgspec.Raw = msgspec.Raw(b"null")

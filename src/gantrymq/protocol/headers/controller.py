@@ -9,7 +9,7 @@ from gantrymq.protocol.java import Int32, Int64
 #: Lease in a GantryMQ controller's response to a heartbeat, in ms. 0 if the controller is not the leader. A GantryMQ
 #: master stops accepting messages when the lease has passed, counted from the time at which it sent the heartbeat.
 LEASE_FIELD = "leaseMillis"
-#: Master epoch of the set in that response. The lease in the response is valid only for brokers with this epoch.
+#: Master epoch of the broker set, in the same response. The lease is valid only for brokers with this epoch.
 LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 
 

@@ -65,7 +65,7 @@ class GetConsumerRunningInfoRequestHeader(Header):
 
 
 class ConsumeMessageDirectlyResultRequestHeader(Header):
-    """CONSUME_MESSAGE_DIRECTLY (309), to a broker and from there to the client. `msg_id` is an offset message id."""
+    """CONSUME_MESSAGE_DIRECTLY (309), which a broker forwards to a client. `msg_id` is an offset message id."""
 
     consumer_group: str
     client_id: str | None = None

@@ -19,9 +19,9 @@ class EndHalfMessagesRequestHeader(Header):
 
 
 class EndHalfMessagesResponseHeader(Header):
-    """The response to END_HALF_MESSAGES. The broker still has to end `left` half messages.
+    """The response to END_HALF_MESSAGES. `left` is the number of half messages that the broker has not ended yet.
 
-    The broker completes the decision even if the connection is lost. A repeated request waits until none are left.
+    The broker ends them even if the connection is lost. The response to a repeated request comes when none are left.
     """
 
     left: Int64

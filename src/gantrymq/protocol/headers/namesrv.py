@@ -43,7 +43,7 @@ class BrokerHeartbeatRequestHeader(Header):
 
 
 class QueryDataVersionResponseHeader(Header):
-    """The response to QUERY_DATA_VERSION (322): `changed` is true if the broker must register again."""
+    """The response to QUERY_DATA_VERSION (322). If `changed` is true, the broker must register again."""
 
     changed: bool
 

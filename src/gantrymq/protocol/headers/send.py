@@ -72,7 +72,7 @@ class GetWriterQueuesRequestHeader(Header):
 
 
 class GetWriterQueuesResponseHeader(Header):
-    """The response to GET_WRITER_QUEUES. `queues` is None if the broker has no rows of this batch or no queue list."""
+    """The response to GET_WRITER_QUEUES. `queues` is None if the broker has no row of this batch, or no list for it."""
 
     queues: str | None = None
 

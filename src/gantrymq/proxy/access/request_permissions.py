@@ -2,8 +2,8 @@
 
 The rules are the same as for requests to a broker (`auth/request_permissions.py`).
 
-Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. Requests marked with + need fewer rights in
-Java's proxy, which does not serve some of these methods, and does not check the topic of others.
+Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. A + marks requests that need fewer rights in
+Java's proxy. It does not serve some of these methods, and for others it does not check the topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUTE = (Action.PUB, Action.SUB, Action.GET)
 
 
 def _sending(request: pb.SendMessageRequest) -> Iterator[Need]:
-    # Checking the first topic suffices: the handler rejects a request with messages of several topics.
+    # A check of the first topic is enough: the handler rejects a request with messages of several topics.
     yield send_need(request.messages[0].topic.name if request.messages else "")
 
 
@@ -50,7 +50,7 @@ def _of_queue(actions: tuple[Action, ...]) -> Callable[[Any], Iterator[Need]]:
 
 
 def _settings(command: pb.TelemetryCommand) -> Iterator[Need]:
-    """Settings need the rights of their topics and group; responses to commands need none."""
+    """Returns the rights for the topics and the group of settings. Responses to commands need no rights."""
     if command.WhichOneof("command") != "settings":
         return
     for topic in command.settings.publishing.topics:

@@ -32,7 +32,8 @@ from gantrymq.proxy.validation import check_invisible_time, check_topic_and_grou
 
 #: Concurrent requests to brokers of one AckMessage.
 _AT_ONCE = 32
-#: Largest number of entries of one AckMessage. Apache's clients send one entry, or those of one ReceiveMessage.
+#: Largest number of entries in one AckMessage. Apache's clients acknowledge one message, or all messages of one
+#: ReceiveMessage.
 MAX_ENTRIES = 4096
 
 
@@ -60,7 +61,7 @@ class Acks:
         }
 
     async def ack_message(self, call: Call, request: AckMessageRequest) -> AckMessageResponse:
-        """Acknowledges messages, with a status for each. If these differ, the response has MULTIPLE_RESULTS."""
+        """Acknowledges messages, with a status for each. If the statuses differ, the response has MULTIPLE_RESULTS."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
         if not request.entries:

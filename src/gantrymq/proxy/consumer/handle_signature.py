@@ -1,9 +1,9 @@
-"""Signatures that bind a receipt handle to the user, group and topic that received the message.
+"""Signatures that bind a receipt handle to the user, group and topic of the request that received the message.
 
-A broker's handle identifies a message by numbers that a client can change. After such a change of the commit log
-offset, ForwardMessageToDeadLetterQueue would copy any message of the broker. If authentication is on, a handle
-therefore has a tenth word: the signature of the other nine. The signing key is derived from the secret key that signs
-the proxies' own requests to brokers, so all proxies of a cluster use the same signing key.
+A broker's handle identifies a message by numbers that a client can change. If a client changed the commit log offset,
+ForwardMessageToDeadLetterQueue could copy any message of the broker. If authentication is on, a handle therefore has a
+tenth word: the signature of the other nine. The signing key is derived from the secret key that signs the proxies' own
+requests to brokers, so all proxies of a cluster use the same signing key.
 """
 
 from __future__ import annotations

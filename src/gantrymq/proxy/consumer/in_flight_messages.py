@@ -44,7 +44,7 @@ class InFlightMessage:
     group: str
     topic: str
     key: MessageKey
-    #: The handle of the last renewal. The client itself has only the first handle.
+    #: The handle from the last renewal. The client has only the first handle.
     handle: Handle
     reconsume_times: int
     popped_ms: int
@@ -91,7 +91,7 @@ class InFlightMessages:
         return True
 
     def take(self, client_id: str, group: str, key: MessageKey) -> InFlightMessage | None:
-        """Removes a message that its client is about to settle. Returns None if the message is not in the table."""
+        """Removes and returns a message that its client is about to settle. Returns None if it is not in the table."""
         message = self._of_owner.get((client_id, group), {}).get(key)
         if message is not None:
             self.remove(message)

@@ -133,7 +133,7 @@ class ReceiptHandleManager:
             else:
                 await self._end(message)
         except Exception:
-            # Schedule the message again; otherwise an unexpected error would end its renewals.
+            # The message is scheduled again. Otherwise an unexpected error would end its renewals.
             self.in_flight.failed(message, clock.now_ms())
             raise
         finally:
@@ -157,7 +157,7 @@ class ReceiptHandleManager:
             self.in_flight.renewed(message, handle)
 
     async def _end(self, message: InFlightMessage) -> None:
-        """Ends the renewals of a message after `renew_max_time_millis`: it is redelivered with the group's backoff."""
+        """Ends the renewals of a message after `renew_max_time_millis`. It is redelivered with the group's backoff."""
         self.in_flight.remove(message)
         try:
             group = await self._metadata.group(message.group)

@@ -179,7 +179,8 @@ class ReceiveMessageActivity:
         try:
             return await result_of(pop)
         except asyncio.CancelledError:
-            # The client disconnected. Messages that the broker still returns must be redelivered to other consumers.
+            # The client disconnected. If the broker still returns messages, they must be redelivered to other
+            # consumers.
             self._after.start(self._nobody_waits(pop, header))
             raise
         except BrokerError as e:

@@ -1,4 +1,4 @@
-"""Checks a proxy as its clients would, and reports each fault with its cause and a remedy."""
+"""Checks a proxy from the view of its clients, and reports each fault with its cause and a remedy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def judge(seen: ProxySeen) -> list[Finding]:
 
 
 def _unusable(seen: ProxySeen) -> Finding | None:
-    """Returns a finding if no connection to the proxy works; None if a connection works."""
+    """Returns a finding if neither a TLS nor a plain connection to the proxy works, otherwise None."""
     error = seen.over_tls if seen.tls_given else seen.plain and seen.over_tls and seen.plain
     if error is None:
         return None

@@ -19,7 +19,8 @@ from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.tls import TlsConfig, client_context
 from gantrymq.system import tls
 
-#: Topic of the route request if no topic is given. No such topic exists: the error shows that a NameServer responded.
+#: Topic of the route request if no topic is given. This topic does not exist. The error then shows that a NameServer
+#: responded.
 PROBE = "gantry-doctor"
 #: Largest number of checked brokers of a topic, and of the checked addresses in a route.
 MOST_TRIED = 20
@@ -33,7 +34,7 @@ class ProxySeen:
     topic: str | None
     #: The user who signed the calls; None for unsigned calls.
     user: str | None
-    #: If true, TLS used the caller's settings.
+    #: True if TLS used the caller's settings.
     tls_given: bool
     plain: GantryError | None = None
     over_tls: GantryError | None = None
@@ -42,7 +43,7 @@ class ProxySeen:
     settings: Answer | GantryError | None = None
     #: Other addresses in the route, with the error of a connection to each; None for a connection that works.
     named: dict[str, GantryError | None] = field(default_factory=dict)
-    #: Result by broker of the topic: response or error of a call for which the proxy needs this broker.
+    #: For each broker of the topic: the response, or the error, of a call for which the proxy needs this broker.
     brokers: dict[str, Answer | GantryError] = field(default_factory=dict)
 
     @property
@@ -113,7 +114,8 @@ async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
             where = format_address(each.host, each.port)
             if where != seen.address and len(seen.named) < MOST_TRIED:
                 seen.named[where] = None
-    # The settings are those of a producer without topics. It needs no rights, and the proxy registers it at no broker.
+    # The settings are those of a producer without topics. Such a producer needs no rights, and the proxy registers it
+    # at no broker.
     settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(), user_agent=pb.UA(language=pb.PYTHON))
     try:
         seen.settings = await caller.call("Telemetry", rpc_pb.TelemetryCommand(settings=settings))

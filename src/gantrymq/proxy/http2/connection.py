@@ -215,7 +215,7 @@ class Http2Connection(asyncio.Protocol):
             incomplete.resize(self, self._idle_bytes + size)
 
     def input_refused(self, reason: str) -> None:
-        """Closes the connection. `IncompleteInputs` calls this when the incomplete input exceeds a limit."""
+        """Closes the connection. `IncompleteInputs` calls this method when the incomplete input exceeds a limit."""
         log.info("closing the HTTP/2 connection with %s: %s", self.peer, reason)
         self.abort()
 
@@ -272,7 +272,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(b"".join(out))
 
     def header_block(self, block: bytes) -> bytes:
-        """Returns the block to send, after a confirmation if the peer has reduced the size of its table."""
+        """Returns the block to send. If the peer has reduced its table, the block begins with a confirmation."""
         if self.settings.must_shrink_table:
             self.settings.must_shrink_table = False
             return SHRUNK_TABLE + block
@@ -323,7 +323,7 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """True if the connection closes as soon as the peer has read everything, which may never happen."""
+        """True if the connection closes when the peer has read all output. The peer may never do that."""
         return self.is_ending or self.is_over
 
     def abort(self) -> None:

@@ -1,7 +1,7 @@
 """Processes the frames of a client by the rules of RFC 9113, 5 to 8.
 
 A violation that concerns one stream resets that stream. Any other violation ends the connection (`ConnectionEnded`).
-Ended streams are removed: `_skipped` and `_reset` keep the ids that the rules still need.
+Ended streams are removed. `_skipped` and `_reset` keep the ids of streams that the rules still need.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FRAME_SIZE = frames.DEFAULT_FRAME_SIZE
 #: Limit of a request's fields, and of the encoded block, in bytes. Each field counts 32 more (RFC 9113, 6.5.2). The
 #: limit of Java's server is 8 KiB.
 MOST_FIELDS = 16 * 1024
-#: Number of remembered streams that this side has reset. Frames of the peer can still arrive on them.
+#: Largest number of remembered streams that this side has reset. Frames of the peer can still arrive on them.
 _MOST_RESET = 128
 
 #: Accepts a new stream with its fields. Returns the receiver of its events, or None if the response is already sent.
@@ -334,7 +334,7 @@ class FrameReader:
         self._quota.spent_us += len(payload) // 6 * SETTING_US
         former = self._connection.settings.stream_window
         self._connection.settings.update(payload)
-        # Acknowledge first, because the frames that follow are valid only with the new settings.
+        # The acknowledgement goes first, because the frames after it are valid only with the new settings.
         self._connection.send(frames.SETTINGS_ACK)
         change = self._connection.settings.stream_window - former
         if change:

@@ -137,7 +137,7 @@ class HpackDecoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Returns a number and the position after it. `mask` selects the bits of the first byte that belong to it."""
+    """Returns a number and the position after it. `mask` selects the bits of the number in the first byte."""
     number = block[at] & mask
     return (number, at + 1) if number < mask else _long_integer(block, at + 1, mask)
 
@@ -164,7 +164,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (huffman.decode(text) if is_coded else text), end
 
 
-#: Starts a block after which the sender uses no dynamic table.
+#: The start of a block: it sets the size of the sender's dynamic table to 0.
 SHRUNK_TABLE = b"\x20"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 #: The code length of each symbol: of the 256 bytes and the end symbol. The letter "a" means 5 bits. The code is
-#: canonical: each code follows from the one before it, so the lengths suffice to calculate all codes.
+#: canonical: each code follows from the one before it, so the lengths are enough to calculate all codes.
 _LENGTHS = (
     "isxxxxxxxtzxxzxxxxxxxxzxxxxxxxxxbffhibdgffdgdbbbaaabbbbbbbcdkbhfibccccccccccccccccccccccdcdioijb"
     "kabababbbaccbbbabcbaabccccckgjixprpprrrsrssssststtrstssssqrsrsstrqprrssqsrrtqrssqqrqsrssprrrsrrs"

@@ -1,4 +1,4 @@
-"""The limits of a server for its peers. All its connections share them."""
+"""The limits of a server for its peers. All connections of the server share them."""
 
 from __future__ import annotations
 

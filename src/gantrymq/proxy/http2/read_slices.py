@@ -40,10 +40,11 @@ class ReadSlices:
     def __init__(self) -> None:
         #: Duration of all slices since the start, s.
         self.total_s = 0.0
-        #: `total_s` at the start of the round. A round can last several iterations, until ROUND_S is used up.
+        #: The value of `total_s` at the start of the round. A round can last several iterations, until ROUND_S is used
+        #: up.
         self._began_s = 0.0
         self._is_round_due = False
-        #: Paused connections with waiting frames, and those without waiting frames.
+        #: Paused connections with waiting frames, and paused connections without them.
         self._with_frames: list[Waiting] = []
         self._unread: deque[Waiting] = deque()
         #: Number of connections that share this round.

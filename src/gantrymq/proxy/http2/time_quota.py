@@ -41,7 +41,7 @@ SMALL_DATA = 256
 #: Burst of a connection, us, and its rate, us/s: 2 % of a core. 1,024 calls that a client cancels at once take 23 ms.
 _BURST_US = 40_000.0
 _US_PER_S = 20_000.0
-#: Burst and rate of all connections together.
+#: Burst and rate of all connections together, us and us/s.
 _SHARED_BURST_US = 100_000.0
 _SHARED_US_PER_S = 100_000.0
 _CROWDED_US = 2_000.0

@@ -16,7 +16,7 @@ class Peer(Protocol):
     """A connection with unread responses."""
 
     def reads_nothing(self) -> None:
-        """Disconnects. Called above the limit for the peer that has read nothing for the longest time."""
+        """Disconnects the peer. Above the limit, called for the peer that has read nothing for longest."""
 
 
 class UnreadResponses:

@@ -1,6 +1,6 @@
 """Validates a client's message and converts it to a broker's format.
 
-Error codes and texts are those of Java's proxy.
+Error codes and texts are the same as in Java's proxy.
 
 Source: `SendMessageActivity` (buildMessage, buildMessageProperty, fillDelayMessageProperty).
 """
@@ -75,7 +75,7 @@ class MessageEncoder:
             self._check_delivery(system)
         if system.HasField("born_timestamp") and not 0 <= system.born_timestamp.seconds <= _LAST_S:
             raise ProxyError(Code.MESSAGE_CORRUPTED, "the born timestamp of message is no time")
-        # The topic is also the producer group, to whose members a broker sends transaction checks.
+        # The topic is also the producer group. A broker sends transaction checks to the members of this group.
         properties = to_properties(message, message.topic.name, peer)
         if self._delays_ms and names.TIMER_DELIVER_MS in properties:
             properties[names.DELAY_TIME_LEVEL] = str(self._delay_level(int(properties[names.TIMER_DELIVER_MS])))

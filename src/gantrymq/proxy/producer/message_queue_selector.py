@@ -39,7 +39,7 @@ class MessageQueueSelector:
     """Selects one of the writable queues of a topic."""
 
     def __init__(self) -> None:
-        #: By topic, oldest route first: (route, its writable queues, round-robin counter).
+        #: Topic -> (route, its writable queues, round-robin counter), oldest route first.
         self._topics: dict[str, tuple[TopicRouteData, list[MessageQueue], Iterator[int]]] = {}
 
     def choose(self, topic: str, route: TopicRouteData, message_group: str) -> MessageQueue | None:

@@ -112,7 +112,8 @@ class ProducerProcessor:
         except SendOutcomeUnknown as e:
             if e.result is None:
                 raise
-            # The broker reported a status such as FLUSH_DISK_TIMEOUT. As with Java's proxy, the client receives it.
+            # The broker reported a status such as FLUSH_DISK_TIMEOUT. As with Java's proxy, the client receives this
+            # status.
             result = e.result
         if first.sys_flag & sys_flag.TRANSACTION_PREPARED and result.status is SendStatus.SEND_OK:
             self._remember(result, topic, first)
@@ -159,7 +160,7 @@ class ProducerProcessor:
         self._transactions.remember(half, monotonic())
 
     async def end_transaction(self, call: Call, request: EndTransactionRequest) -> EndTransactionResponse:
-        """Commits or rolls back with a one-way request, as in Java. If the request is lost, the broker checks again."""
+        """Commits or rolls back with a one-way request, as in Java. A lost request leads to another check."""
         topic, transaction_id = request.topic.name, request.transaction_id
         check_topic(topic)
         if is_blank(transaction_id):

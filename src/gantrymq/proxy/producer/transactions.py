@@ -1,4 +1,4 @@
-"""Cache of half message positions. It has each from the send or a broker's check until commit or rollback.
+"""Cache of the positions of half messages, from the send (or a broker's check) until commit or rollback.
 
 A client ends a transaction with only the topic and the transaction id. The broker also needs the position of the half
 message. Source: proxy/service/transaction/TransactionDataManager.
@@ -11,7 +11,8 @@ from typing import NamedTuple
 from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.proxy.config import ProxyConfig
 
-#: Size of the table at which expired entries are removed, and again after each growth by half.
+#: Size of the table at which expired entries are removed for the first time. They are removed again each time the table
+#: has grown by half.
 _LOOK_AT = 1000
 
 
@@ -26,12 +27,12 @@ class Half(NamedTuple):
 
 
 class Transactions:
-    """The half messages of open transactions. A message that was sent twice has two, and both must end."""
+    """The half messages of open transactions. A message that was sent twice has two half messages. Both must end."""
 
     def __init__(self, config: ProxyConfig) -> None:
         self._expire_s = config.transaction_data_expire_millis / 1000
         self._most = config.transaction_data_max_num
-        #: By topic and transaction id: (time of expiry in s, half message), oldest first.
+        #: (topic, transaction id) -> list of (time of expiry in s, half message), oldest first.
         self._halves: dict[tuple[str, str], list[tuple[float, Half]]] = {}
         self._look_at = _LOOK_AT
 

@@ -1,8 +1,8 @@
 """Access control for clients of the remoting protocol.
 
-The rules are those of a broker. The proxy requests users and policies from a broker. It forwards each request with the
-client's signature, so a broker with access control checks the request again. The broker also checks what a proxy cannot
-see, for example which record is at an offset.
+The rules are the same as in a broker. The proxy requests users and policies from a broker. It forwards each request
+with the client's signature, so a broker with access control checks the request again. The broker also makes checks that
+a proxy cannot make, for example which record is at an offset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class RemotingAccess:
-    """Checks the requests of the remoting port. Not created without access control."""
+    """Checks the requests of the remoting port. Created only if access control is on."""
 
     def __init__(self, config: ProxyConfig, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -63,7 +63,7 @@ class RemotingAccess:
             self._check_route(username, caller.host, request.ext_fields.get("topic", ""))
 
     def _remember(self, username: str, user: User | None, acl: Acl | None) -> None:
-        """Updates the local table of users and policies, from which `UserAccess` decides."""
+        """Updates the local table of users and policies, which `UserAccess` uses."""
         table = self._table
         if table.users.get(username) == user and table.acls.get(username) == acl:
             return

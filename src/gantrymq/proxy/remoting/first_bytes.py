@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-#: First bytes of the HTTP/2 preface. As the length of a remoting frame they would mean 1.3 GB.
+#: First bytes of the HTTP/2 preface. No remoting frame begins with them: they would be a length of 1.3 GB.
 _HTTP2 = b"PRI "
 
 

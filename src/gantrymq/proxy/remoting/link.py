@@ -1,8 +1,8 @@
 """One client of the remoting protocol, with its own connections to brokers.
 
 A broker identifies the members of a group, and the producers for transaction checks, by their connections. Each client
-therefore has its own connection to each broker. A broker sees the same as without a proxy, and its requests reach the
-right client. Apache's proxies use one connection for all clients, and exchange tables of members.
+therefore has its own connection to each broker. For a broker, this is the same as without a proxy, and its requests
+reach the right client. Apache's proxies use one connection for all clients, and exchange tables of members.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.responses import error_response
 from gantrymq.system import tls
 
-#: Limit of the write buffer of a connection to a broker, bytes. Each client has such connections, and brokers may hang.
+#: Limit of the write buffer of a connection to a broker, bytes. A broker may hang, and each client has such
+#: connections.
 _MOST_UNSENT = 1024 * 1024
 #: Timeout of a broker's request to a client, ms.
 ASKED_MS = 10_000
@@ -102,7 +103,7 @@ class Link:
         self._hold_up()
 
     def _hold_up(self) -> None:
-        """Stops reading from brokers while the client reads nothing. Responses then stay in the brokers."""
+        """Stops reading from brokers while the client reads nothing, so that responses stay in the brokers."""
         if self.connection.is_full and not self._is_held_up:
             self._is_held_up = True
             for upstream in self.upstreams.values():

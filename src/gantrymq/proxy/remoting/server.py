@@ -275,7 +275,7 @@ class RemotingProtocolServer(RemotingServer):
     async def _sole_broker(self, link: Link, topic: str) -> str:
         """Returns the topic's only broker; for a request without a topic, the client's only broker.
 
-        Raises RequestRefused if there are several brokers. For clients that do not name the broker.
+        Needed for clients that do not name the broker. Raises RequestRefused if there are several brokers.
         """
         names = await self._brokers_of(topic) if topic else list(link.brokers)
         if len(names) != 1:
@@ -337,7 +337,7 @@ class RemotingProtocolServer(RemotingServer):
         answered: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         names = link.names
         if request.code == RequestCode.HEART_BEAT:
-            # A client requests the routes of its topics before its heartbeats, so the cached routes suffice.
+            # A client requests the routes of its topics before its heartbeats, so the cached routes are enough.
             routes = map(self._brokers.routes.cached, chain.from_iterable(link.groups.values()))
             brokers = (broker.broker_name for route in routes if route is not None for broker in route.broker_datas)
             names = list(dict.fromkeys(chain(link.brokers, brokers)))
@@ -362,8 +362,8 @@ class RemotingProtocolServer(RemotingServer):
             if response.code != ResponseCode.SUCCESS:
                 errors.append(response)
             elif not answered.done():
-                # Version 2 of heartbeats needs the response of each broker. Without the brokers' fields, as from
-                # Apache's proxy, clients send version 1.
+                # Version 2 of heartbeats needs the response of each broker. The proxy's response lacks the brokers'
+                # fields, as in Apache's proxy, so clients send version 1.
                 is_heartbeat = request.code == RequestCode.HEART_BEAT
                 answered.set_result(RemotingCommand.response() if is_heartbeat else response)
 

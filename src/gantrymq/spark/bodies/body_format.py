@@ -22,7 +22,7 @@ BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage", *RE
 
 @dataclass(slots=True, frozen=True)
 class BodyOptions:
-    """The format of bodies, and their schema if the options have one.
+    """The format of bodies, and the schema of the bodies if the options contain one.
 
     Options:
         bodyFormat: `string` (UTF-8), `json`, `avro` (binary encoding without a header) or `protobuf`.
@@ -40,7 +40,7 @@ class BodyOptions:
     schema: bytes = b""
     message: str = ""
     registry: RegistryOptions | None = None
-    #: The id of the schema in the registry; 0 for a schema of the options.
+    #: The id of the schema in the registry; 0 for a schema from the options.
     schema_id: int = 0
 
     @classmethod
@@ -70,7 +70,7 @@ class BodyOptions:
         schema_id = 0
         registry = RegistryOptions.parse(values, topics)
         if registry is not None:
-            # For json, `column_type` requests the schema, which nothing else needs.
+            # For json, only `column_type` needs the schema, and requests it.
             if body_format is not BodyFormat.JSON and not schema:
                 from gantrymq.spark.bodies.registered import schema_of_subject
 
@@ -112,7 +112,7 @@ class BodyOptions:
             raise ConfigError(f"the schema of bodies is neither DDL nor Spark's JSON of one: {e!r}") from e
 
     def type_of(self, asked: DataType | None) -> DataType:
-        """Returns the type of `value`. `asked` is its type in the query's schema; None without this column."""
+        """Returns the type of `value`. `asked` is its type in the query's schema, or None if that lacks the column."""
         if self.format is BodyFormat.JSON:
             return StringType() if asked is None else asked
         kind = self._kind_and_decode()[0]
@@ -176,7 +176,7 @@ _TAKES: dict[BodyFormat, Collection[str]] = {
 
 
 def _is_part(asked: DataType, of: DataType) -> bool:
-    """Whether the type `of` has every field of `asked`, with the same type."""
+    """Whether the type `of` has all fields of `asked`, with the same types."""
     if isinstance(asked, StructType) and isinstance(of, StructType):
         kinds = {field.name: field.dataType for field in of.fields}
         return all(field.name in kinds and _is_part(field.dataType, kinds[field.name]) for field in asked.fields)

@@ -38,7 +38,7 @@ def encode_indexes(indexes: Sequence[int]) -> bytes:
 
 
 def split_indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Returns the path of the message in its file, and the bytes of the message. Raises CodecError."""
+    """Decodes the path of a message in its file. Returns the path and the bytes of the message. Raises CodecError."""
     count, position = _read_zigzag(data, 0)
     if count == 0:
         return (0,), data[position:]

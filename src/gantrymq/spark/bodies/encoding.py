@@ -38,7 +38,7 @@ AUTO_REGISTER = "auto.register.schemas"
 
 Convert = Callable[[Any], Any]
 
-#: (type of the column, type in the schema): a write accepts a column that is narrower than the schema.
+#: Pairs (type of the column, type in the schema) that a write accepts, because the column's type is narrower.
 _WIDER = {
     ("tinyint", "int"),
     ("tinyint", "bigint"),
@@ -92,7 +92,7 @@ class BodyEncoding:
     def check(self, kind: DataType) -> None:
         """Raises ConfigError if bodies can't be encoded from a column `value` of this type."""
         if self.body.format is BodyFormat.JSON:
-            # Called for its check: it raises ConfigError for types that JSON bodies don't support.
+            # Only called for its check: it raises ConfigError for types that JSON bodies don't support.
             json_decoder(to_arrow_schema(StructType().add(VALUE, kind)).field(VALUE).type)
             return
         _check_type(kind, self.body.type_of(None), VALUE)

@@ -51,7 +51,7 @@ class _Types:
         self._root = root
 
     def of(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        """Returns the type, and whether null is valid. `within` has the references that lead to this schema."""
+        """Returns the type, and whether null is valid. `within` has the references that led to this schema."""
         if not isinstance(schema, dict):
             raise _untyped(path, "may be anything")
         if (reference := schema.get("$ref")) is not None:

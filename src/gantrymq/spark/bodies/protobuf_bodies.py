@@ -70,7 +70,7 @@ def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeB
         try:
             return convert(found)
         except (ArithmeticError, ValueError) as e:
-            # For example, a timestamp is after the year 9999.
+            # An example is a timestamp after the year 9999.
             raise CodecError(f"no protobuf {message}: {e}") from e
 
     return kind, decode

@@ -59,7 +59,7 @@ def _single(field: Any) -> Convert:
     convert = _convert(field)
 
     def checked(value: Any) -> Any:
-        # Only in arrays and maps, because null fields are omitted.
+        # A null occurs only in arrays and maps, because null fields are omitted.
         if value is None:
             raise ValueError(f"a null in {field.name}, which protobuf has nothing for")
         return convert(value)

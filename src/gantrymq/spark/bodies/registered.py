@@ -126,7 +126,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
             written_as = avro_schema(registry, found, f"schema {schema_id}")
             return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
         except CodecError as e:
-            # Caches the error, too, because a schema never changes.
+            # The error is cached as well, because a schema never changes.
             problem = f"schema {schema_id}, which the body names, can't be used: {e}"
 
         def refuse(body: bytes) -> Any:
@@ -244,7 +244,8 @@ def registered_protobuf(
     """Returns a decoder for bodies that begin with the id of their file and the path of their message.
 
     The message must be `message`. If `is_registered` is true, the descriptors are from the registry, and the decoder
-    requests the files of other ids from it. Otherwise it assumes that messages have the same paths in all files.
+    requests the files of other ids from the registry. Otherwise it assumes that messages have the same paths in all
+    files.
     """
     registry = SchemaRegistry(options)
     own = messages_of(file_of(descriptors, message)[0])
@@ -253,7 +254,7 @@ def registered_protobuf(
     def decode_named(body: bytes) -> Any:
         schema_id, rest = split(body)
         path, data = split_indexes(rest)
-        # Only ids that exist in the registry are cached, because corrupt bodies can have any number of other ids.
+        # Only ids in the registry are cached, because corrupt bodies can have any number of other ids.
         names = files.get(schema_id) if is_registered else own
         if names is None:
             names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))

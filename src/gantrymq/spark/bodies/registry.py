@@ -74,9 +74,9 @@ class _Problem(msgspec.Struct):
 class UnknownIds:
     """Limits the requests for ids that the registry doesn't have. Times are in seconds.
 
-    Corrupt bodies can have any ids. FREE_MISSES requests for unknown ids are free. After each further such request, no
-    id outside the cache is requested for MISS_PAUSE_S. The pause begins with the response, so that a slow registry
-    doesn't delay a task for long. This also limits the ids in memory to about 700.
+    Corrupt bodies can have any ids. FREE_MISSES requests for unknown ids are free. After each further request for an
+    unknown id, only cached ids are available for MISS_PAUSE_S. The pause begins with the response, so that a slow
+    registry doesn't delay a task for long. This also limits the ids in memory to about 700.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class RegistryHttp:
 
         token, user_info = options.token, options.user_info
         user, _, password = (user_info or "").partition(":")
-        # `identity`, because the size of a compressed response is unknown until it is decompressed.
+        # The encoding is `identity`, because the size of a compressed response is unknown until it is decompressed.
         headers = {
             "accept": f"{_MEDIA_TYPE}, application/json",
             "accept-encoding": "identity",
@@ -59,7 +59,7 @@ class RegistryHttp:
         self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
         self._loop = LoopThread("schema registry")
         self._loop.start()
-        # A finalizer, because no caller closes the decoder of a task, which is garbage collected.
+        # A finalizer closes the connections, because no caller closes the decoder of a task.
         self.close = weakref.finalize(self, _end, self._loop, self._client)
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:

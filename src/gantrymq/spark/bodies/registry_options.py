@@ -17,7 +17,8 @@ TOKEN = "schema.registry.bearer.auth.token"
 AUTHORITIES = "schema.registry.ssl.ca.location"
 CERTIFICATE = "schema.registry.ssl.certificate.location"
 KEY = "schema.registry.ssl.key.location"
-#: The names are those of Confluent's clients, except subject and version, which these clients pass with each call.
+#: The names are the same as in Confluent's clients, except subject and version, which these clients pass with each
+#: call.
 REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
 DEFAULT_RETRY_TIMEOUT_MS = 60_000
 

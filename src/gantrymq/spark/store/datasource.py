@@ -1,7 +1,8 @@
 """`RocketMQStoreDataSource` implements `format("rocketmq-store")`, which reads the files of a broker as a table.
 
-The source sends no requests to the broker, writes nothing and takes no lock, so the broker may be running. A read has
-the messages that are in the log during planning. If retention deletes a file before a task reads it, the task fails.
+The source sends no requests to the broker, writes nothing and takes no lock, so the broker may be running. A read
+returns the messages that are in the log when Spark plans it. If retention deletes a file before a task reads it, the
+task fails.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RocketMQStoreReader(DataSourceReader):
 class RocketMQStoreDataSource(DataSource):
     """Implements `spark.read.format("rocketmq-store").load(directory)`. `StoreOptions` describes every option.
 
-    The columns are those of `format("rocketmq")`. Messages are in the order of the commit log.
+    The columns are the same as for `format("rocketmq")`. Messages are in the order of the commit log.
     """
 
     @classmethod
