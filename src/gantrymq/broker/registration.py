@@ -95,7 +95,7 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Starts to register, each `registerNameServerPeriod` and after changes.
+        """Starts registering: at once, then every `registerNameServerPeriod` and after changes.
 
         Waits up to _START_WAIT_S for the result of the first registration with each NameServer.
         """

@@ -142,7 +142,7 @@ class Controller:
                 await self._metrics.start()
             self._expiring.start()
             stack.callback(self._expiring.cancel)
-            # First give brokers time to reconnect after this controller starts.
+            # Starts later, so that brokers have time to reconnect after this controller has started.
             self._looking.start(MAX_LEASE_MS / 1000)
             stack.callback(self._looking.cancel)
             self._running = stack.pop_all()

@@ -99,7 +99,7 @@ class NameServer:
         #: The steps that `stop` has to run.
         self._running = AsyncExitStack()
         self._running.push_async_callback(client.close)
-        # For the brokers whose connections this server closes itself.
+        # Removes the brokers whose connections this server itself closes.
         self._running.callback(self._take_away)
         self._running.push_async_callback(self._server.stop)
 
