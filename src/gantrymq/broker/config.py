@@ -90,8 +90,8 @@ class BrokerConfig(TlsConfig):
     #: Resolves the host names in `namesrv_addr` again after each `update_name_server_addr_period`, in ms.
     fetch_name_srv_addr_by_dns_lookup: bool = False
     update_name_server_addr_period: int = bounded(120_000, 10, DAY_MS)
-    #: Without `namesrv_addr`, reads the NameServers from http://DOMAIN:8080/rocketmq/SUBGROUP, again after each
-    #: `fetch_namesrv_addr_interval`, in ms.
+    #: If `namesrv_addr` is not set, reads the list of NameServers from http://DOMAIN:8080/rocketmq/SUBGROUP, every
+    #: `fetch_namesrv_addr_interval` ms.
     fetch_namesrv_addr_by_address_server: bool = False
     fetch_namesrv_addr_interval: int = bounded(10_000, 10, DAY_MS)
     rmq_address_server_domain: str = "jmenv.tbsite.net"

@@ -140,7 +140,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
             raise GantryError(problem)
 
     def check_follows(self, before: BrokerSet | None) -> None:
-        """Raises GantryError if this set violates an invariant after `before`. Such a bug must not be stored."""
+        """Raises GantryError if this set violates an invariant after `before`, so that it is not stored."""
         if problem := _problem(before or BrokerSet(cluster_name="", broker_name=self.broker_name), self):
             raise GantryError(f"broker set {self.broker_name!r}: {problem}; the change isn't made")
 

@@ -63,7 +63,7 @@ class Elections:
         self._tasks = Tasks("electing a master")
         #: Broker sets with a running election that no request started.
         self._under_way: set[str] = set()
-        #: Event of each broker set, which is set when a broker of the set sends a request.
+        #: For each broker set, an event that is set when a broker of the set sends a request.
         self._words: dict[str, asyncio.Event] = {}
         #: Number of elections by result.
         self.held: Counter[str] = Counter()

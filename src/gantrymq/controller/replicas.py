@@ -84,7 +84,7 @@ class Replicas:
         self._broker_count = sum(len(each.replicas) for each in self._sets.values())
 
     def apply(self, changed: BrokerSet) -> None:
-        """Replaces a broker set by its changed version, after the state store has stored the latter."""
+        """Replaces a broker set by `changed`, after the state store has stored this change."""
         before = self._sets.get(changed.broker_name)
         self._sets[changed.broker_name] = changed
         self._broker_count += len(changed.replicas) - (len(before.replicas) if before is not None else 0)

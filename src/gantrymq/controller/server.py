@@ -172,7 +172,7 @@ class Controller:
         # Not closed here: these connections may be used again. Silent connections are closed by the idle timeout.
         self.elections.gone(self.live_brokers.expire(now_ms), have_ended=False)
         next_ms = self.live_brokers.next_expiry_ms()
-        # Read on each run, because a request may change the interval.
+        # The interval is read on each run, because a request may change it.
         interval_s = self._expire_interval_s
         return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, SOONEST_MS) / 1000)
 

@@ -104,7 +104,7 @@ class FlightStream:
         try:
             self._follow(query, sending, collecting)
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
-            # Sent after Spark has read every flight: it would drop flights after this message as too late.
+            # Sent after Spark has read every flight, because Spark drops flights after this message as too late.
             asyncio.run(send_end(addr, FLIGHTS_TOPIC))
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
             rows = sum(batch.numInputRows for batch in query.recentProgress)

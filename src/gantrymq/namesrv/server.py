@@ -180,5 +180,5 @@ class NameServer:
         for connection in silent:
             cast(Connection, connection).close()
         self.notifications.send(changes)
-        # Read on each run, because a request may change the interval.
+        # The interval is read on each run, because a request may change it.
         return self._scan_interval_s

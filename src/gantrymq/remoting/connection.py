@@ -113,7 +113,7 @@ class Connection(FlowControl):
         #: Start of the current command, in seconds of the monotonic clock. The time includes a first look that handled
         #: no request. Valid only until the handler returns or awaits.
         self.command_began = 0.0
-        # No first look with hooks, because requests that it handles undecoded would bypass them.
+        # With hooks there is no first look, because requests that it handles would bypass the hooks.
         self._first_look = first_look if not hooks else None
         #: None unless the server measures latencies.
         self.latencies = limits.slices.watch.latencies

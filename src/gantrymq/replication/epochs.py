@@ -1,8 +1,8 @@
 """The epochs of a log in controller mode: which master wrote which part (ha/autoswitch/EpochFileCache).
 
 When the controller elects a master, its log gets a new epoch that begins at the current end of the log. If two logs
-have an epoch with the same number and start, they are equal up to the point where this epoch ends first. Source of the
-file format: utils/CheckpointFile.
+have an epoch with the same number and start, they are equal up to the point where this epoch ends first.
+Source of the file format: utils/CheckpointFile.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ where a heartbeat has no bytes. The frames contain no checksums, no bounds of th
 A GantryMQ slave therefore first sends -1, then the offset for a Java master. A Java master ignores the -1: -1 is the
 field's initial value, and Java uses only the last value of each read. A GantryMQ master responds to -1 with a greeting.
 From then on both sides send `int64 | int32 | int32 CRC32` (16 bytes). For a master these are offset, size and the CRC
-of the first 12 bytes and the data. For a slave they are offset, broker id and the CRC of both. Source:
-ha/DefaultHAConnection, ha/DefaultHAClient.
+of the first 12 bytes and the data. For a slave they are offset, broker id and the CRC of both.
+Source: ha/DefaultHAConnection, ha/DefaultHAClient.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class TimerStore:
 
     def checkpoint(self, now_ms: int) -> TimerCheckpoint:
         """Returns a checkpoint that may be written after log and wheel are flushed."""
-        # While such records are left, the next start must find them again.
+        # The next start must find the records in `_already` again.
         flushed = self._checkpoint.log_flush_position if self._already else self._log.position
         return TimerCheckpoint(self.read_time_ms, flushed, self.queue_offset, now_ms, self._checkpoint.counter + 1)
 

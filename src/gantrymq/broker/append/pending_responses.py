@@ -93,7 +93,7 @@ class PendingResponses(Feature):
             raise not_enough()
 
     def in_sync_changed(self, count: int) -> None:
-        """Sets the number of brokers in sync (controller mode). Sends the responses that are complete."""
+        """Sets the number of brokers in sync (controller mode). Sends responses that need no more brokers."""
         self._in_sync = count
         self._config_changed()
         self._replica_acknowledged()

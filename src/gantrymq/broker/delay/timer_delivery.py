@@ -290,7 +290,7 @@ class TimerDelivery:
             for _ in range(min(_ENTRIES, len(slot.taken_back))):
                 (topic, _), was_met = slot.taken_back.popitem()
                 if not was_met:
-                    # The recall has found no message. It counted as -1 when it was added to the wheel.
+                    # The recall has found no message. The recall counted as -1 when it was added to the wheel.
                     self._metrics.add(topic, 1, self._now_ms)
         else:
             self._files.pass_slot()

@@ -116,8 +116,8 @@ class PopRevive:
     def turn(self) -> bool:
         """Works for one time slice: redelivers due messages and reads new records. Returns True if more is left.
 
-        The caller then continues at once, otherwise after a second. Raises GantryError or OSError if the store fails or
-        rejects messages. The next call then continues with another queue.
+        If so, the caller continues at once, otherwise after a second. Raises GantryError or OSError if the store fails
+        or rejects messages. The next call then continues with another queue.
         """
         end = monotonic() + _SLICE_S
         idle = 0

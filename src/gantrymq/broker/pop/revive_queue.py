@@ -54,7 +54,7 @@ class ReviveQueue:
         #: All records with a delivery time up to this one have been read.
         self._log_ms = 0
         self._waiting: OrderedDict[PopKey, WaitingPop] = OrderedDict()
-        #: (next offset to read, `_log_ms` when the limit was reached) while only acknowledgements are read, else None.
+        #: While only acknowledgements are read: the next offset to read, and `_log_ms` at the limit. Otherwise None.
         self._ahead: tuple[int, int] | None = None
 
     def __len__(self) -> int:

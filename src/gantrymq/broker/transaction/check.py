@@ -186,7 +186,7 @@ class TransactionCheck(TransactionStates):
         return check_requests, self.ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
-        """Processes an open half message. Returns False if it is too young; all later ones then are as well."""
+        """Processes an open half message. Returns False if it and thus all later ones are too young."""
         fields = decode_properties(record.properties)
         if self._appender.escapes:
             return self._give_away(record, fields)

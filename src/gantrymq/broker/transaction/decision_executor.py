@@ -258,7 +258,7 @@ class DecisionExecutor:
         return None
 
     def _is_allowed(self, progress: DecisionProgress, record: Record) -> bool:
-        """Returns True if the decision may end this half message. Before, only both ends of each range were checked."""
+        """Returns True if the decision may end this half message. The request checked only each range's ends."""
         fields = decode_properties(record.properties)
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == progress.decision.group

@@ -1,7 +1,7 @@
 """Open transactions that the broker has given up. Their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
 A producer or an operator (`gantry admin givenUpTransactions`) can still end such a transaction. The first commit or
-rollback counts. Queue 1 of the op messages lists the transactions that have ended.
+rollback counts. Op messages in queue 1 of their topic list the transactions that have ended.
 
 In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
 `prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers contain neither of these
