@@ -229,7 +229,7 @@ class Registration(Feature):
         problem: BrokerError | None = None
         for part in parts:
             if len(parts) > 1:
-                # A NameServer ignores the topics of a part whose version it has already.
+                # If a NameServer already has the version of a part, it ignores the part's topics.
                 table.data_version.advance()
             try:
                 await self._register_part(server.address, body_of(part, table.data_version))

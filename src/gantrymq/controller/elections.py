@@ -149,7 +149,7 @@ class Elections:
         return self._replicas.elect_master(header, may_be_elected, unclean=self._config.enable_elect_unclean_master)
 
     def gone(self, brokers: Iterable[BrokerIdentity], *, have_ended: bool) -> None:
-        """Replaces masters among these brokers, which closed their connections or became silent."""
+        """Replaces the masters among these brokers. They closed their connections or became silent."""
         for cluster_name, broker_name, broker_id in brokers:
             log.warning("broker %d of set %s, cluster %s, is gone", broker_id, broker_name, cluster_name)
             known = self._replicas.get(broker_name)

@@ -46,7 +46,7 @@ DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
 #: Routes of topics with this prefix show no acting master (TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX).
 SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
-#: Limits of brokers, and of topics in total. Without limits, forged registrations could fill the memory and slow down
+#: Maximum number of brokers, and of topics in total. Otherwise forged registrations could fill the memory and slow down
 #: loops.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 500_000

@@ -90,7 +90,7 @@ class NameServer:
             jobs=self.jobs,
         )
         self.address = reachable(config.bind_address, self._server.port)
-        #: Closed connections of brokers that are not removed from the table yet.
+        #: Closed connections whose brokers are not removed from the table yet.
         self._closed: list[Connection] = []
         self._taking_away = self.jobs.repeating("take away brokers that are gone", self._take_away)
         self._scanning = self.jobs.repeating("look for silent brokers", self._scan, self._scan_interval_s)

@@ -78,7 +78,7 @@ class FlowControl(asyncio.Protocol):
         self._longest_slice_s = 0.0
         #: A future while the write buffer is full. Done when the buffer has space or the connection is lost.
         self._writable: asyncio.Future[None] | None = None
-        #: Commands of a read that were not handled, because the write buffer was full or the time slice had ended.
+        #: Commands of a read that were not handled because the write buffer was full or the time slice had ended.
         self._rest: Iterator[RemotingCommand] | None = None
         #: True if the connection is deferred and `go_on` will be called.
         self._is_deferred = False

@@ -26,7 +26,7 @@ Steps = Generator[None, None, Reply]
 
 #: Time for new long requests in each event-loop iteration, in seconds. Waiting requests get the same time in addition.
 SLICE_S = 0.01
-#: Interval at which the write buffers that are full are checked for space, in seconds.
+#: Interval of the check whether full write buffers have space again, in seconds.
 _FULL_S = 0.05
 #: Approximate memory of a waiting request in addition to its header and body, in bytes.
 _OVERHEAD = 2048

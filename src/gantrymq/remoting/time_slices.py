@@ -19,9 +19,9 @@ Rules:
    time. Connections with little recorded use alternate with busy connections, so that neither group starves the other.
    Among the busy connections, the connection with the least CPU time comes first. Used CPU time expires, also for
    waiting connections. After 2 s, a waiting connection comes before all newly deferred connections.
-5. A slice ends by wall time, because other connections wait that long. Usage counts as CPU time, which costs 0.5 us
-   more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall time
-   counted, a cheap client would be deferred for seconds.
+5. A slice ends by wall time, because other connections wait that long. Usage is measured in CPU time, which takes 0.5
+   us more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall
+   time counted, a cheap client would be deferred for seconds.
 
 A client with few requests thus waits for one round and one request at most, regardless of the other clients. The cost
 of a request is only known afterwards. Many connections that were cheap until then can together exceed the limit once.

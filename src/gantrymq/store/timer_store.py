@@ -41,7 +41,7 @@ class TimerStore:
     """The timer's files under a store's root, created with the first message. Slots are `precision_ms` long."""
 
     def __init__(self, root: Path, precision_ms: int, roll_window_slots: int, log_file_size: int) -> None:
-        #: The first slot that isn't delivered yet, in milliseconds.
+        #: Time of the first slot that isn't delivered yet, in milliseconds.
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the timer log yet.
         self.queue_offset = 0

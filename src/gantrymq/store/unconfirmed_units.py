@@ -61,7 +61,7 @@ def preallocate(all_units: Iterable[Units]) -> None:
 
 
 def write_units(all_units: Sequence[Units]) -> None:
-    """Writes units after the ends of their queues. Raises StoreError; no unit is written then."""
+    """Writes units after the ends of their queues. If it raises StoreError, no unit was written."""
     for number, units in enumerate(all_units):
         try:
             units.queue.write_next(units.data)

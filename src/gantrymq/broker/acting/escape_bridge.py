@@ -53,7 +53,7 @@ class EscapeBridge:
         self._own = own
         #: Unclaimed sends by (physical offset, topic). `append_again` removes a finished one.
         self._sends: dict[tuple[int, str], asyncio.Task[PutResult]] = {}
-        #: Number of messages that other brokers have stored, counted from the start of the broker.
+        #: Number of messages that other brokers have stored since the start of this broker.
         self.escaped = 0
 
     def append_again(self, record: Record, queue: ConsumeQueue, properties: bytes, reconsume_times: int) -> PutResult:

@@ -58,7 +58,7 @@ class NewTopics(Feature):
         await self._job.stop()
 
     async def _go_on(self) -> None:
-        """Handles the requests that are waiting at the start of this run. Later ones wait for the next run."""
+        """Handles the requests that are waiting at the start of this run. Later requests wait for the next run."""
         queue, self._queue = self._queue, deque()
         error: StoreError | None = None
         try:

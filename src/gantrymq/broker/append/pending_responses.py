@@ -51,7 +51,7 @@ class PendingResponses(Feature):
         self._replicas = 1
         #: Number of replicas in sync, and number of replicas that the NameServers list.
         self._in_sync = self._alive = 1
-        #: Whether there are too few replicas. Only in controller mode or with acting masters.
+        #: Whether there are too few replicas (only in controller mode or with acting masters).
         self.lacks_replicas = False
         self._config_changed()
         self._expiring = context.jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
@@ -201,7 +201,7 @@ class PendingResponses(Feature):
         await caller.done
 
     def _wait(self, waiting: Waiting, end: int, within_ms: int) -> None:
-        """Adds a response to the wait queues of its conditions. Sends it if it has none."""
+        """Adds a response to the wait queues of its conditions. A response without conditions is sent at once."""
         now = self._loop.time()
         if self._for_disk:
             timeout_s = min(self._store.config.sync_flush_timeout_ms, within_ms) / 1000

@@ -93,7 +93,7 @@ class Timer(Feature):
         #: True if the broker became a slave after its last delivery, so that its log is a copy of the master's.
         self._follows = False
         self._stands_in = False
-        #: On a slave, the newest checkpoint of its master. After the slave was acting master, its own checkpoint.
+        #: On a slave, the newest checkpoint of its master. If the slave was acting master, its own checkpoint.
         self._masters_checkpoint: bytes | None = None
         #: Number of times that the log has lost its end.
         self._cuts = 0

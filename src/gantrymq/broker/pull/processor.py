@@ -35,8 +35,8 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.system.clock import monotonic, now_ms
 
-#: Maximum size of the response to a pull without a limit, in bytes
-#: (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The store has further limits.
+#: Maximum size of the response if a pull request sets no limit, in bytes
+#: (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The store applies further limits.
 DEFAULT_PULL_BYTES = 256 * 1024
 
 #: Longest wait of a pull, in ms. After that time, the client's connection counts as idle.

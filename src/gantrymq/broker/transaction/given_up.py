@@ -30,7 +30,7 @@ MAX_OPEN = 500_000
 
 
 class GivenUp:
-    """Stores the given-up half messages of one broker that have records in the log.
+    """Stores those given-up half messages of one broker that have records in the log.
 
     It has at most MAX_OPEN half messages. Each one uses 100 bytes.
     """

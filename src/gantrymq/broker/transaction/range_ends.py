@@ -216,7 +216,7 @@ class RangeEnds:
                     ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
                 )
             try:
-                # Op messages about single half messages must precede the decision, because `executor` reads only these.
+                # Op messages about single half messages must precede the decision: the executor reads no later ones.
                 self._check.write_ops()
                 decision.write(self._appender)
             except StoreBusy:
