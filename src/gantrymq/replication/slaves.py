@@ -25,8 +25,8 @@ class Slave:
     is_learner: bool = False
     #: Last time at which the slave had the whole log, as far as the master can determine, in seconds.
     caught_up_at: float = -inf
-    #: End of the log at `mark_at`. When the slave acknowledges this offset, it has caught up with that time. Without
-    #: the mark, a slave of a steadily growing log would never count as caught up.
+    #: End of the log at `mark_at`. When the slave acknowledges this offset, it has caught up to that time. Without the
+    #: mark, a slave of a steadily growing log would never count as caught up.
     mark: int = 0
     mark_at: float = -inf
 

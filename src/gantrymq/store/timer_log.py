@@ -52,7 +52,7 @@ class TimerEntry(NamedTuple):
 
     @property
     def is_delete(self) -> bool:
-        """Whether the entry cancels another message at its time. A rolled entry waits again first."""
+        """Whether the entry cancels another message at its time. A rolled entry first waits again."""
         return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE
 
 
