@@ -7,7 +7,8 @@ slave does not compare. It appends what it receives.
 An empty slave uses the limits in a GantryMQ master's greeting. A Java master sends its log from any existing offset,
 but it interprets 0 as "the last file". To get a log from 0 on, the slave requests offset 1. The missing byte is known:
 it is the first byte of a record's size, which is 0 for records under 16 MiB. If the master has no data at 1, it sends
-only heartbeats. Then the slave requests the last file. Source: ha/DefaultHAClient.
+only heartbeats. Then the slave requests the last file.
+Source: ha/DefaultHAClient.
 """
 
 from __future__ import annotations
