@@ -1,4 +1,5 @@
-//! The messages of a batch body (`gantrymq/protocol/batch.py`) as records (`record.py`), and records at their places.
+//! Converts the messages of a batch body (`gantrymq/protocol/batch.py`) to records (`record.py`), and sets their
+//! offsets.
 
 use memchr::memmem::Finder;
 
@@ -15,12 +16,12 @@ pub struct Message<'a> {
     pub flag: i32,
     pub body: &'a [u8],
     pub properties: &'a [u8],
-    /// Where the next one begins.
+    /// Position of the next message.
     pub end: usize,
 }
 
 impl Message<'_> {
-    /// The message at `at`; None where none is, or it isn't whole.
+    /// Returns the message at `at`; None if there is none or it is incomplete.
     pub fn parse(batch: &[u8], at: usize) -> Option<Message<'_>> {
         let size = usize::try_from(i32_at(batch, at)?).ok()?;
         let end = at.checked_add(size)?;
@@ -36,16 +37,16 @@ impl Message<'_> {
         Some(Message { flag: i32_at(all, at + 12)?, body, properties, end })
     }
 
-    /// What the consume queue keeps of the tags: their `String.hashCode()`, 0 without any.
+    /// Returns the tags code for the consume queue: `String.hashCode()` of the tags, 0 without tags.
     pub fn tags_code(&self) -> i32 {
         properties::find_first(self.properties, b"TAGS").map_or(0, |tags| hashed(0, tags))
     }
 }
 
-/// What the records of a batch have in common. Their places and store timestamp are zeros at first: see `Placed`.
+/// The fields that the records of a batch share. `Placed` sets their offsets and store timestamp, which are 0 at first.
 pub struct Common<'a> {
     pub queue_id: i32,
-    /// It has the bits that fit the hosts.
+    /// Includes the bits for the kinds of the hosts.
     pub sys_flag: i32,
     pub born_timestamp: i64,
     pub born_host: &'a [u8],
@@ -55,14 +56,14 @@ pub struct Common<'a> {
 }
 
 impl Common<'_> {
-    /// The record of a message; None when it would be too large.
+    /// Returns the record of a message; None if it would be too large.
     pub fn encode(&self, message: &Message<'_>) -> Option<Vec<u8>> {
         let mut record = Vec::new();
         self.encode_to(message, &mut record)?;
         Some(record)
     }
 
-    /// Adds the record of a message to `record`; None when it would be too large.
+    /// Adds the record of a message to `record`. Returns None if it would be too large.
     pub fn encode_to(&self, message: &Message<'_>, record: &mut Vec<u8>) -> Option<()> {
         let is_version_2 = self.topic.len() > MAX_TOPIC_LENGTH_V1;
         let hosts = self.born_host.len() + self.store_host.len();
@@ -100,17 +101,17 @@ impl Common<'_> {
     }
 }
 
-/// Where the first of some records will stand, and when they are stored.
+/// The offsets of the first of some records, and their store time.
 #[derive(Clone, Copy, Default)]
 pub struct Place {
     pub queue_offset: i64,
     pub physical_offset: i64,
     pub store_timestamp: i64,
-    /// Where a record has its store timestamp: that depends on the kind of its born host.
+    /// Position of the store timestamp in a record, which depends on the kind of its born host.
     pub timestamp_at: usize,
 }
 
-/// Records side by side with their places in, their units, and their physical offsets; memory that is used again.
+/// Consecutive records with their final offsets, their units, and their physical offsets. The memory is reused.
 #[derive(Default)]
 pub struct Placed {
     pub data: Vec<u8>,
@@ -120,7 +121,7 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// The first one comes there.
+    /// Starts a new sequence of records at `place`.
     pub fn begin(&mut self, place: Place) {
         self.data.clear();
         self.units.clear();
@@ -128,15 +129,15 @@ impl Placed {
         self.place = place;
     }
 
-    /// Adds the record of a message. None, and all is of no use, when it would be too large.
+    /// Adds the record of a message. Returns None if it would be too large; the content is then unusable.
     pub fn add(&mut self, common: &Common<'_>, message: &Message<'_>) -> Option<()> {
         let at = self.data.len();
         common.encode_to(message, &mut self.data)?;
         self.put_in_place(at, message.tags_code().into())
     }
 
-    /// Adds those of all messages of a batch body. None, and all is of no use, when it has none or more than `most`, has
-    /// something else in it, or one of them has `special` among its properties.
+    /// Adds the records of all messages of a batch body. Returns None if the body is empty, invalid or has more than
+    /// `most` messages, or if a message has `special` in its properties. The content is then unusable.
     pub fn add_batch(&mut self, common: &Common<'_>, batch: &[u8], most: usize, special: &Finder<'_>) -> Option<()> {
         let mut at = 0;
         while at < batch.len() {
@@ -150,7 +151,7 @@ impl Placed {
         (at > 0).then_some(())
     }
 
-    /// The record that begins at `at`, the last one, gets its places and a unit.
+    /// Sets the offsets of the last record, which begins at `at`, and adds its unit.
     fn put_in_place(&mut self, at: usize, tags_code: i64) -> Option<()> {
         let physical_offset = self.place.physical_offset.checked_add(at as i64)?;
         let queue_offset = self.place.queue_offset.checked_add(self.offsets.len() as i64)?;
@@ -167,7 +168,7 @@ impl Placed {
     }
 }
 
-/// Encoded records, with a tags' code each, at their places. None when these are no records.
+/// Adds encoded records, each with a tags code, and sets their offsets. Returns None if the records are invalid.
 pub fn placed(records: &[&[u8]], tags_codes: &[i64], place: Place) -> Option<Placed> {
     if records.len() != tags_codes.len() {
         return None;

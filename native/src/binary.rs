@@ -1,6 +1,6 @@
-//! A column of bytes or texts as Arrow has it in memory: validity bits, offsets of 32 bits, data.
+//! A column of bytes or texts in Arrow's memory layout: validity bits, 32-bit offsets, data.
 
-/// More bytes than an Arrow array with offsets of 32 bits holds.
+/// The data exceeds the size of an Arrow array with 32-bit offsets.
 #[derive(Debug, PartialEq)]
 pub struct TooLarge;
 
@@ -8,7 +8,7 @@ pub struct TooLarge;
 pub struct Binary {
     pub offsets: Vec<i32>,
     pub data: Vec<u8>,
-    /// A bit for each value, the first one lowest; empty while none is null.
+    /// A bit for each value, lowest bit first; empty while no value is null.
     pub validity: Vec<u8>,
     pub nulls: usize,
 }
@@ -33,17 +33,17 @@ impl Binary {
         self.end_value(false)
     }
 
-    /// Ends a value whose bytes were added to `data`.
+    /// Ends a value whose bytes have been added to `data`.
     pub fn end_pushed(&mut self) -> Result<(), TooLarge> {
         self.end_value(true)
     }
 
-    /// The values as texts: bytes that aren't UTF-8 are replaced, as Python's `decode(errors="replace")` does.
+    /// Converts the values to texts. Replaces bytes that aren't UTF-8, as Python's `decode(errors="replace")` does.
     pub fn into_texts(self) -> Result<Binary, TooLarge> {
         if self.data.is_ascii() {
             return Ok(self);
         }
-        // One by one: two values that aren't may be UTF-8 side by side.
+        // One by one, because two invalid values can form valid UTF-8 together.
         let mut texts = Binary::with_capacity(self.count(), self.data.len());
         for ends in self.offsets.windows(2) {
             let value = &self.data[ends[0] as usize..ends[1] as usize];

@@ -1,4 +1,4 @@
-//! Big-endian numbers at places that may lie outside.
+//! Reads big-endian numbers at positions that may be out of bounds.
 
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()

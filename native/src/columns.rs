@@ -1,4 +1,4 @@
-//! The records of a buffer as columns, laid out as Arrow has them in memory: validity bits, offsets, data.
+//! Converts the records of a buffer to columns in Arrow's memory layout: validity bits, offsets, data.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,13 +8,13 @@ use crate::inflate::{COMPRESSED, Failed, Inflater};
 use crate::properties;
 use crate::record::Record;
 
-/// What is made of each record besides its numbers, while its bytes are in the processor's cache: one pass over records
-/// of 1 KiB takes half as long as one for each column.
+/// The columns to create besides the numbers, in one pass while a record is in the processor's cache. For records of 1
+/// KiB, one pass takes half as long as one pass for each column.
 #[derive(Default)]
 pub struct Wanted {
     pub bodies: bool,
     pub crc: bool,
-    /// Names of single properties.
+    /// Names of the properties that become columns.
     pub properties: Vec<Vec<u8>>,
 }
 
@@ -28,17 +28,17 @@ pub struct Columns {
     pub physical_offsets: Vec<i64>,
     pub born_timestamps: Vec<i64>,
     pub store_timestamps: Vec<i64>,
-    /// As they are stored; none where they aren't wanted, or some are compressed.
+    /// The stored bodies; none if they are not requested or some are compressed.
     pub bodies: Option<Binary>,
-    /// A byte for each record, 1 where its body has another CRC32 than it says; none where all are right.
+    /// A byte for each record: 1 if the CRC32 of its body is wrong. None if all are correct.
     pub wrong_crc: Option<Vec<u8>>,
-    /// Null where a record hasn't got it.
+    /// Null if a record does not have the property.
     pub properties: Vec<Binary>,
-    /// Where the first place is at which no whole record begins, if not the end. There are no records from there on.
+    /// Position of the first incomplete or invalid record, if any. No later records are read.
     pub bad_at: Option<usize>,
 }
 
-/// The records that stand back to back in `buffer`.
+/// Returns the columns of the consecutive records in `buffer`.
 pub fn columns(buffer: &[u8], wanted: &Wanted) -> Result<Columns, TooLarge> {
     let mut found = Columns::default();
     let names = properties::Names::new(&wanted.properties);
@@ -51,7 +51,7 @@ pub fn columns(buffer: &[u8], wanted: &Wanted) -> Result<Columns, TooLarge> {
             break;
         };
         if at == 0 {
-            // As many like the first.
+            // The estimate assumes that all records have the size of the first one.
             let count = buffer.len() / record.end + 1;
             found.reserve(count);
             bodies = wanted.bodies.then(|| Binary::with_capacity(count, count * (record.body_end - record.body_at)));
@@ -111,7 +111,7 @@ impl Columns {
     }
 }
 
-/// The records at these places of the buffer, which begin there.
+/// Returns the records of the buffer that begin at these positions.
 pub fn records<'a>(buffer: &'a [u8], starts: &'a [i64]) -> impl Iterator<Item = Record> + use<'a> {
     starts.iter().filter_map(|&start| Record::parse(buffer, start as usize))
 }
@@ -124,14 +124,14 @@ pub fn topics(buffer: &[u8], starts: &[i64]) -> Result<Binary, TooLarge> {
     column.into_texts()
 }
 
-/// The different topics, and for each record which of them is its own.
+/// Returns the different topics, and the index of each record's topic.
 pub fn numbered_topics<'a>(buffer: &'a [u8], starts: &[i64]) -> (Vec<&'a [u8]>, Vec<i32>) {
     let (mut topics, mut numbers) = (Vec::new(), Vec::with_capacity(starts.len()));
     let mut known = HashMap::new();
     let mut last = 0;
     for record in records(buffer, starts) {
         let topic = &buffer[record.topic_at..record.topic_end];
-        // Most records are of the same topic as the one before.
+        // Most records have the same topic as the record before.
         if topics.get(last) != Some(&topic) {
             last = *known.entry(topic).or_insert(topics.len());
             if last == topics.len() {
@@ -143,7 +143,7 @@ pub fn numbered_topics<'a>(buffer: &'a [u8], starts: &[i64]) -> (Vec<&'a [u8]>, 
     (topics, numbers)
 }
 
-/// The bodies of the records `numbers` as they are stored, or of all.
+/// Returns the stored bodies of the records at `starts`.
 pub fn bodies(buffer: &[u8], starts: &[i64]) -> Result<Binary, TooLarge> {
     let size = records(buffer, starts).map(|record| record.body_end - record.body_at).sum();
     let mut column = Binary::with_capacity(starts.len(), size);
@@ -153,7 +153,7 @@ pub fn bodies(buffer: &[u8], starts: &[i64]) -> Result<Binary, TooLarge> {
     Ok(column)
 }
 
-/// The plain bodies of the first so many of the records, until they have `max_bytes`; of each `max_body` at most.
+/// Returns the plain bodies of the first records, up to a total of `max_bytes`. Each has at most `max_body` bytes.
 pub fn inflated(buffer: &[u8], starts: &[i64], max_bytes: usize, max_body: usize) -> Result<Binary, Failed> {
     let mut column = Binary::with_capacity(starts.len(), 0);
     let mut inflater = Inflater::default();
@@ -168,7 +168,7 @@ pub fn inflated(buffer: &[u8], starts: &[i64], max_bytes: usize, max_body: usize
     Ok(column)
 }
 
-/// One property's values, null where a record hasn't got it.
+/// Returns the values of one property; null if a record does not have it.
 pub fn property(buffer: &[u8], starts: &[i64], name: &[u8]) -> Result<Binary, TooLarge> {
     let mut column = Binary::with_capacity(starts.len(), 0);
     for record in records(buffer, starts) {
@@ -180,10 +180,10 @@ pub fn property(buffer: &[u8], starts: &[i64], name: &[u8]) -> Result<Binary, To
     column.into_texts()
 }
 
-/// Of a record with more properties the names aren't compared with each other.
+/// If a record has more properties than this, its names aren't compared with each other.
 const FEW: usize = 32;
 
-/// All properties: where those of each record begin among all names and values. No record has a name twice.
+/// All properties: the positions of each record's properties in `names` and `values`. No record has a name twice.
 pub struct Map {
     pub firsts: Vec<i32>,
     pub names: Binary,
@@ -212,7 +212,7 @@ pub fn all_properties(buffer: &[u8], starts: &[i64]) -> Result<Map, TooLarge> {
         }
         firsts.push(i32::try_from(names.count()).map_err(|_| TooLarge)?);
     }
-    // Other bytes that aren't UTF-8 may be the same text.
+    // Different invalid UTF-8 bytes can become the same text.
     may_repeat |= !names.data.is_ascii();
     let map = Map { firsts, names: names.into_texts()?, values: values.into_texts()? };
     if may_repeat { map.with_last_items() } else { Ok(map) }
@@ -223,12 +223,12 @@ impl Map {
         text(&self.names, item)
     }
 
-    /// The items of each record.
+    /// Returns the range of each record's items.
     fn records(&self) -> impl Iterator<Item = Range<usize>> {
         self.firsts.windows(2).map(|firsts| firsts[0] as usize..firsts[1] as usize)
     }
 
-    /// Of a name that a record has more than once the last item alone, as `properties::find` has it.
+    /// Keeps only the last item of each repeated name in a record, like `properties::find`.
     fn with_last_items(self) -> Result<Map, TooLarge> {
         let mut names = Binary::with_capacity(self.names.count(), self.names.data.len());
         let mut values = Binary::with_capacity(self.values.count(), self.values.data.len());
@@ -294,7 +294,7 @@ mod tests {
             b"A\x01b\x02C\x01d\x02A\x01e\x02" as &[u8],
             b"A\x01f\x02",
             b"",
-            // The same name, as texts.
+            // As texts, these names are equal.
             b"\xFF\x01g\x02A\x01h\x02\xFE\x01i\x02",
             &many,
         ];

@@ -1,4 +1,4 @@
-//! Entries into a file of the key index; its layout is that of `gantrymq/store/index_file.py`.
+//! Writes entries to a file of the key index. `gantrymq/store/index_file.py` defines the layout.
 
 use std::cell::Cell;
 
@@ -7,19 +7,19 @@ use crate::keys::Entry;
 const HEADER_SIZE: usize = 40;
 const ENTRY_SIZE: usize = 20;
 
-/// A file as it is mapped, and how many slots it has.
+/// A mapped index file and its number of slots.
 pub struct IndexFile<'a> {
     pub mapping: &'a [Cell<u8>],
     pub hash_slots: usize,
 }
 
-/// A place outside of the file.
+/// A position is outside the file.
 #[derive(Debug, PartialEq)]
 pub struct Outside;
 
 impl IndexFile<'_> {
-    /// Puts entries in, the first one as number `number`; returns how many slots had none before. `begin` is the file's
-    /// begin timestamp, which the entry with the number 1 sets.
+    /// Writes entries, the first one as number `number`. Returns the number of slots that were empty before. `begin` is
+    /// the file's begin timestamp, which entry 1 sets.
     pub fn put(&self, entries: &[Entry], mut number: i32, mut begin: i64) -> Result<usize, Outside> {
         let entries_at =
             self.hash_slots.checked_mul(4).and_then(|size| size.checked_add(HEADER_SIZE)).ok_or(Outside)?;
@@ -31,7 +31,7 @@ impl IndexFile<'_> {
                 previous = 0;
                 new_slots += 1;
             }
-            // The first entry counts from where the file before ended, as Java's does.
+            // The first entry is relative to the end of the previous file, as in Java.
             let seconds = if begin > 0 { entry.timestamp.saturating_sub(begin).max(0) / 1000 } else { 0 };
             let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
             let at = place(number)?.checked_mul(ENTRY_SIZE).and_then(|at| at.checked_add(entries_at)).ok_or(Outside)?;

@@ -1,6 +1,6 @@
-//! Compressed bodies: zlib, lz4 (frame format) and zstd, as `gantrymq/protocol/compression.py` has them.
+//! Inflates compressed bodies: zlib, lz4 (frame format) and zstd, as in `gantrymq/protocol/compression.py`.
 //!
-//! lz4 and zstd are the same libraries in C that Python's packages have.
+//! lz4 and zstd are the same C libraries as in Python's packages.
 
 use std::io::{self, Read};
 
@@ -9,10 +9,10 @@ use flate2::{Decompress, FlushDecompress, Status};
 pub const COMPRESSED: i32 = 1;
 const TYPE_SHIFT: i32 = 8;
 const TYPE_MASK: i32 = 7;
-/// The output grows by so much at least.
+/// Minimum growth of the output, in bytes.
 const STEP: usize = 16 * 1024;
 
-/// A body that doesn't inflate, or to too much; Python says why.
+/// A body can't be inflated, or becomes too large. Python reports the reason.
 #[derive(Debug, PartialEq)]
 pub struct Failed;
 
@@ -22,7 +22,7 @@ impl From<io::Error> for Failed {
     }
 }
 
-/// Inflates one body after the other; what it needs for that is made once.
+/// Inflates bodies one after the other, and reuses its decoders.
 #[derive(Default)]
 pub struct Inflater {
     zlib: Option<Decompress>,
@@ -30,7 +30,7 @@ pub struct Inflater {
 }
 
 impl Inflater {
-    /// Appends the plain body, of `max_size` bytes at most. What failed may have appended a part.
+    /// Appends the plain body, at most `max_size` bytes. After a failure, `out` may contain a part of it.
     pub fn append(&mut self, body: &[u8], sys_flag: i32, max_size: usize, out: &mut Vec<u8>) -> Result<(), Failed> {
         if sys_flag & COMPRESSED == 0 {
             out.extend_from_slice(body);
@@ -95,7 +95,7 @@ fn lz4(body: &[u8], most: usize, out: &mut Vec<u8>) -> Result<(), Failed> {
     if out.len() > most {
         return Err(Failed);
     }
-    // Whether the frame's end was there.
+    // Fails if the end of the frame is missing.
     inflater.finish().1.map_err(Failed::from)
 }
 
@@ -122,7 +122,7 @@ mod tests {
         Inflater::default().append(body, sys_flag, max_size, &mut out).map(|()| out.split_off(6))
     }
 
-    // C is nothing for miri.
+    // miri can't run C code.
     #[cfg_attr(miri, ignore)]
     #[test]
     fn whole_bodies_come_out_as_they_were() {

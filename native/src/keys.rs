@@ -1,11 +1,11 @@
-//! The keys that records are found by, and their hashes (`gantrymq/store/index_keys.py`).
+//! The keys by which records are found, and their hashes (`gantrymq/store/index_keys.py`).
 
 use crate::properties;
 use crate::record::Record;
 
 const TRANSACTION_ROLLBACK: i32 = 3 << 2;
 
-/// What the index keeps of a key: its hash, the record's physical offset and its store timestamp, ms.
+/// An index entry: the hash of a key, and the record's physical offset and store timestamp in ms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Entry {
     pub hash: i32,
@@ -13,31 +13,31 @@ pub struct Entry {
     pub timestamp: i64,
 }
 
-/// How far one call goes.
+/// The limits of one call.
 #[derive(Clone, Copy)]
 pub struct Limits {
     pub records: usize,
     pub keys: usize,
-    /// Of properties.
+    /// Total size of the properties.
     pub bytes: usize,
 }
 
-/// Records of that topic whose properties end with that mark have no entries.
+/// Records of this topic whose properties end with this mark have no entries.
 #[derive(Clone, Copy)]
 pub struct LeftOut<'a> {
     pub topic: &'a [u8],
     pub mark: &'a [u8],
 }
 
-/// Where a call has come to: the place of the last record that is in, and of the next one.
+/// The progress of a call: the positions of the last processed record and of the next record.
 #[derive(Debug, PartialEq)]
 pub struct Reached {
     pub last: usize,
     pub next: usize,
 }
 
-/// The entries of the records that `log` has from `at` on, which stands at the physical offset `base`. It ends before
-/// what is no record, and before one whose keys are too many.
+/// Adds the entries of the records in `log` from `at` on. `base` is the physical offset of `log`. Stops before an
+/// invalid record, and before a record whose keys would exceed the limit.
 pub fn entries(
     log: &[u8],
     at: usize,
@@ -86,8 +86,8 @@ fn each_key_hash(properties: &[u8], topic: i32, mut add: impl FnMut(i32)) {
     }
 }
 
-/// `String.hashCode()` of a text that has the hash `before` and goes on with these bytes, which begin with a whole
-/// character.
+/// Returns the `String.hashCode()` of a text with the hash `before` followed by `text`, which must start at a character
+/// boundary.
 pub fn hashed(before: i32, text: &[u8]) -> i32 {
     let add = |hash: i32, unit: u16| hash.wrapping_mul(31).wrapping_add(i32::from(unit));
     if text.is_ascii() {
@@ -97,7 +97,7 @@ pub fn hashed(before: i32, text: &[u8]) -> i32 {
     }
 }
 
-/// `IndexService.indexKeyHashMethod`: 0 where Java's abs overflows.
+/// Applies `IndexService.indexKeyHashMethod`: the result is 0 if Java's abs overflows.
 fn positive(hash: i32) -> i32 {
     hash.checked_abs().unwrap_or(0)
 }
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(hashed(0, b""), 0);
         assert_eq!(hashed(0, b"hello"), 99_162_322);
         assert_eq!(hashed(hashed(0, b"hel"), b"lo"), 99_162_322);
-        // A character outside of the basic plane is two units; what is no UTF-8 is U+FFFD.
+        // A character outside the basic plane is two units. Invalid UTF-8 becomes U+FFFD.
         assert_eq!(hashed(0, "\u{1F600}".as_bytes()), 0xD83D * 31 + 0xDE00);
         assert_eq!(hashed(0, b"\xFF"), 0xFFFD);
         assert_eq!(positive(i32::MIN), 0);

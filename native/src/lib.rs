@@ -1,5 +1,5 @@
-//! GantryMQ's loops over many records, each a function of bytes; what is to be done is said in Python
-//! (`gantrymq/kernels`), which has a twin of every function here.
+//! GantryMQ's loops over many records. Each function takes bytes, and Python decides what to do. `gantrymq/kernels` has
+//! an equivalent of every function in Python.
 
 pub mod batch;
 pub mod binary;

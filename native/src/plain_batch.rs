@@ -1,4 +1,4 @@
-//! Messages that have nothing odd about them as a batch body (`gantrymq/client/producing/message_encoder.py`).
+//! Encodes ordinary messages as a batch body (`gantrymq/client/producing/message_encoder.py`).
 
 use crate::properties::{END, NAME_VALUE};
 
@@ -6,13 +6,13 @@ const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 const KEY_DIGITS: usize = 4;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
 
-/// What unique keys begin with, and the number in the first one's last four digits.
+/// The prefix of unique keys, and the number in the last four digits of the first key.
 pub struct Keys<'a> {
     pub head: &'a str,
     pub first: u32,
 }
 
-/// A batch body that grows, and the keys of its messages with commas between.
+/// A growing batch body, and the keys of its messages, separated by commas.
 pub struct Batch<'a> {
     keys: Keys<'a>,
     count: u32,
@@ -25,8 +25,8 @@ impl<'a> Batch<'a> {
         Batch { keys, count: 0, body: Vec::new(), ids: String::new() }
     }
 
-    /// Adds a message with these properties and a key. None, and the batch is of no use, when something doesn't fit, the
-    /// body is empty, or a property has a separator in it.
+    /// Adds a message with these properties and a key. Returns None if something is too large, the body is empty, or a
+    /// property contains a separator. The batch is then unusable.
     pub fn add<'p>(
         &mut self,
         flag: i32,

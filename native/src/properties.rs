@@ -1,12 +1,12 @@
-//! The properties of a record: `name \x01 value \x02` repeated. As `decode_properties` of Python, what has no name or
-//! no value is left out, and the last item may lack its \x02.
+//! The properties of a record: `name \x01 value \x02` repeated. As in Python's `decode_properties`, items without a
+//! name or a value are skipped, and the last item may lack its \x02.
 
 use memchr::memchr;
 
 pub const NAME_VALUE: u8 = 1;
 pub const END: u8 = 2;
 
-/// (name, value) of each item, in order.
+/// Iterates over the (name, value) pairs, in order.
 pub struct Items<'a> {
     left: &'a [u8],
 }
@@ -39,27 +39,27 @@ impl<'a> Iterator for Items<'a> {
     }
 }
 
-/// The value of the last item of that name. Names with separators in them are nobody's.
+/// Returns the value of the last item with this name. A name that contains a separator matches no item.
 pub fn find<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     if name.is_empty() || name.contains(&NAME_VALUE) || name.contains(&END) {
         return None;
     }
-    // Not over `items`: where a name ends matters only for those that begin like this one.
+    // Doesn't use `items`, because the end of a name matters only for items that start with this name.
     values(properties, name).filter(|value| !value.is_empty()).last()
 }
 
-/// Some names that are looked for at once.
+/// Names that are searched for in one pass.
 pub struct Names<'a>(Vec<&'a [u8]>);
 
 impl<'a> Names<'a> {
     pub fn new(names: &'a [Vec<u8>]) -> Names<'a> {
-        // No item has an end in it.
+        // Matches no item, because no item contains END.
         const NOBODYS: &[u8] = &[END];
         let is_some = |name: &[u8]| !name.is_empty() && !name.contains(&NAME_VALUE) && !name.contains(&END);
         Names(names.iter().map(|name| if is_some(name) { name.as_slice() } else { NOBODYS }).collect())
     }
 
-    /// As `find`, for each of the names.
+    /// Works like `find`, for each of the names.
     pub fn find<'p>(&self, properties: &'p [u8], values: &mut Vec<Option<&'p [u8]>>) {
         values.clear();
         values.resize(self.0.len(), None);
@@ -80,12 +80,12 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The value of the first item of that name; None also where it is empty.
+/// Returns the value of the first item with this name; None if the value is empty.
 pub fn find_first<'a>(properties: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     values(properties, name).next().filter(|value| !value.is_empty())
 }
 
-/// What stands behind `name \x01` in the items that begin so.
+/// Returns the rest of each item that starts with `name \x01`.
 fn values<'a, 'n>(properties: &'a [u8], name: &'n [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
     let mut left = properties;
     std::iter::from_fn(move || {

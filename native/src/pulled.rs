@@ -1,16 +1,16 @@
-//! The records that a pull brought, as a client reads them (`gantrymq/client/pulled_messages.py`).
+//! Parses the records of a pull response for a client (`gantrymq/client/pulled_messages.py`).
 
 use crate::record::Record;
 
-/// What records of a queue have in common, and the queue offset that the first one is behind.
+/// The fields that the records of a queue share, and the queue offset before the first record.
 pub struct Queue<'a> {
     pub topic: &'a [u8],
     pub queue_id: i32,
     pub last: i64,
 }
 
-/// The records that `buffer` has from `at` on, back to back. It ends before what isn't a good one of the queue, behind the
-/// one before it.
+/// Returns the consecutive records in `buffer` from `at` on. Stops before a record that is invalid, belongs to another
+/// queue, or does not follow the previous one.
 pub fn records(buffer: &[u8], mut at: usize, queue: &Queue<'_>) -> Vec<Record> {
     let mut found = Vec::new();
     let mut last = queue.last;

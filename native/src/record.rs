@@ -1,4 +1,4 @@
-//! Where the fields of a message record stand; the layout is that of `gantrymq/protocol/record.py`.
+//! The positions of the fields in a message record. `gantrymq/protocol/record.py` defines the layout.
 
 use crate::bytes::{i16_at, i32_at, i64_at};
 
@@ -8,7 +8,7 @@ const BORN_HOST_V6: i32 = 1 << 4;
 const STORE_HOST_V6: i32 = 1 << 5;
 const HOST_SIZE_V4: usize = 8;
 const HOST_SIZE_V6: usize = 20;
-/// Bytes of an IPv4 record of version 1 without body, topic and properties.
+/// Size of a version 1 record with IPv4 hosts, without body, topic and properties.
 pub const FIXED_SIZE_V4: usize = 91;
 
 const MAGIC_AT: usize = 4;
@@ -19,10 +19,10 @@ pub const PHYSICAL_OFFSET_AT: usize = 28;
 const SYS_FLAG_AT: usize = 36;
 const BORN_TIMESTAMP_AT: usize = 40;
 const BORN_HOST_AT: usize = 48;
-/// With an IPv4 born host.
+/// Position of the store timestamp if the born host is an IPv4 address.
 pub const STORE_TIMESTAMP_AT_V4: usize = BORN_HOST_AT + HOST_SIZE_V4;
 
-/// One record's numbers, and the places of its parts in the buffer that it was found in.
+/// The numbers of a record, and the positions of its parts in the buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub start: usize,
@@ -45,7 +45,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record at `start` of `buffer`; None where none begins or it isn't whole.
+    /// Returns the record at `start` of `buffer`; None if there is none or it is incomplete.
     pub fn parse(buffer: &[u8], start: usize) -> Option<Record> {
         let size = usize::try_from(i32_at(buffer, start)?).ok()?;
         let end = start.checked_add(size)?;
@@ -92,7 +92,7 @@ impl Record {
         })
     }
 
-    /// Whether the body, as it is stored, has another CRC32 than the record says.
+    /// Returns true if the CRC32 of the stored body differs from the one in the record.
     pub fn has_wrong_crc(&self, buffer: &[u8]) -> bool {
         crc32fast::hash(&buffer[self.body_at..self.body_end]) & 0x7FFF_FFFF != self.body_crc as u32
     }
@@ -106,7 +106,7 @@ fn host_size(is_v6: bool) -> usize {
 pub mod tests {
     use super::*;
 
-    /// All records of `buffer`, which holds them back to back; or the place of the first that is none.
+    /// Returns all records of `buffer`, which are consecutive, or the position of the first invalid one.
     pub fn parse_all(buffer: &[u8]) -> Result<Vec<Record>, usize> {
         let mut records = Vec::new();
         let mut at = 0;
@@ -118,7 +118,7 @@ pub mod tests {
         Ok(records)
     }
 
-    /// A record of version 1 with IPv4 hosts.
+    /// Returns a version 1 record with IPv4 hosts.
     pub fn encoded(body: &[u8], properties: &[u8]) -> Vec<u8> {
         let topic = b"orders";
         let size = FIXED_SIZE_V4 + body.len() + topic.len() + properties.len();

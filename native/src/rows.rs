@@ -1,4 +1,4 @@
-//! Rows of Arrow columns as the messages of batch bodies (`gantrymq/protocol/batch.py`).
+//! Encodes rows of Arrow columns as the messages of batch bodies (`gantrymq/protocol/batch.py`).
 
 use std::io::Write;
 
@@ -8,32 +8,32 @@ use crate::properties::{END, NAME_VALUE};
 
 const HEX: [u8; 16] = *b"0123456789ABCDEF";
 
-/// A map with more names is left to Python: each is compared with all.
+/// A map with more names is left to Python, because each name is compared with all others.
 const MANY: usize = 64;
 
-/// A row that is no message of a batch, or for the twin in Python to look at; or columns that aren't what they should.
+/// A row that can't be a message of a batch or that Python must handle, or columns with an invalid layout.
 #[derive(Debug, PartialEq)]
 pub struct Refused;
 
-/// A column of bytes or texts: an Arrow array's buffers, of which it begins with value `first`.
+/// A column of bytes or texts: the buffers of an Arrow array. The column starts at value `first` of the array.
 #[derive(Clone, Copy)]
 pub struct Values<'a> {
-    /// A bit for each value, if some are null.
+    /// A bit for each value; None if no value is null.
     pub validity: Option<&'a [u8]>,
-    /// Of 32 bits, in this machine's order.
+    /// 32-bit offsets in the byte order of this machine.
     pub offsets: &'a [u8],
     pub data: &'a [u8],
     pub first: usize,
 }
 
 impl<'a> Values<'a> {
-    /// None where it is null.
+    /// Returns a value; None if it is null.
     fn get(&self, number: usize) -> Result<Option<&'a [u8]>, Refused> {
         let Some((start, end)) = self.bounds(number)? else { return Ok(None) };
         self.data.get(start..end).ok_or(Refused).map(Some)
     }
 
-    /// Where it begins and ends; None where it is null.
+    /// Returns the start and the end of a value; None if it is null.
     fn bounds(&self, number: usize) -> Result<Option<(usize, usize)>, Refused> {
         let number = self.first.checked_add(number).ok_or(Refused)?;
         let bits = self.validity.map_or(Ok(0xFF), |validity| validity.get(number / 8).copied().ok_or(Refused))?;
@@ -50,38 +50,38 @@ impl<'a> Values<'a> {
     }
 }
 
-/// A column of maps of texts: those of value n are from its offset to the next one among all names and values.
+/// A column of maps of texts. Map n has the names and values from offset n to offset n + 1.
 pub struct Maps<'a> {
     pub all: Values<'a>,
     pub names: Values<'a>,
     pub values: Values<'a>,
-    /// Names that are left out.
+    /// Names that are omitted.
     pub dropped: &'a [Vec<u8>],
 }
 
-/// Rows, and what their messages have besides.
+/// Rows, and the additional properties of their messages.
 pub struct Rows<'a> {
     pub bodies: Values<'a>,
-    /// Properties of these names, each of a column.
+    /// Properties with these names, each with the values of a column.
     pub singles: &'a [(Vec<u8>, Values<'a>)],
     pub maps: Option<Maps<'a>>,
-    /// The property GANTRY_ID is this and the row's number, the first one's is `first_row`.
+    /// Prefix of the property GANTRY_ID. The row's number follows; the first row has the number `first_row`.
     pub id_prefix: &'a [u8],
     pub first_row: u64,
-    /// The property UNIQ_KEY is this and four hexadecimal digits, that count from `first_key` on.
+    /// Prefix of the property UNIQ_KEY. Four hexadecimal digits follow, which count from `first_key` on.
     pub key_head: &'a [u8],
     pub first_key: u16,
-    /// With it messages have the property GANTRY_SEQ (`gantrymq/protocol/row_ids.py`).
+    /// If set, messages have the property GANTRY_SEQ (`gantrymq/protocol/row_ids.py`).
     pub sequence: Option<Sequence<'a>>,
 }
 
-/// What GANTRY_SEQ begins with, and the checksum of all rows before the first one.
+/// The prefix of GANTRY_SEQ, and the checksum of all rows before the first row.
 pub struct Sequence<'a> {
     pub target: &'a [u8],
     pub chain: u32,
 }
 
-/// Messages, and the checksum of all rows up to the last of them.
+/// Messages, and the checksum of all rows up to the last message.
 #[derive(Debug, Default, PartialEq)]
 pub struct Batch {
     pub messages: usize,
@@ -89,14 +89,14 @@ pub struct Batch {
     pub chain: u32,
 }
 
-/// What a message and a batch have at most. Of a batch's bytes bodies and properties count.
+/// The limits of a message and of a batch. The size of a batch counts only bodies and properties.
 pub struct Most {
     pub properties: usize,
     pub messages: usize,
     pub bytes: usize,
 }
 
-/// The batches of `count` rows in their order.
+/// Returns the batches of `count` rows, in order.
 pub fn batches(rows: &Rows<'_>, count: usize, most: &Most) -> Result<Vec<Batch>, Refused> {
     let mut found: Vec<Batch> = Vec::new();
     let mut size = 0;
@@ -112,7 +112,7 @@ pub fn batches(rows: &Rows<'_>, count: usize, most: &Most) -> Result<Vec<Batch>,
         let length = body.len() + properties.len();
         let is_full = found.last().is_none_or(|batch| size + length > most.bytes || batch.messages >= most.messages);
         if is_full {
-            // As many rows like this one, or all that are left.
+            // The estimate assumes that the other rows have the size of this one.
             let rows_left = most.messages.min(count - row);
             let capacity = rows_left.saturating_mul(length + 24).min(most.bytes + length);
             found.push(Batch { data: Vec::with_capacity(capacity), ..Batch::default() });
@@ -152,7 +152,7 @@ impl Rows<'_> {
         out.extend_from_slice(self.id_prefix);
         write!(out, "-{}\x02", self.first_row.wrapping_add(row as u64)).map_err(|_| Refused)?;
         if self.sequence.is_some() {
-            // Of what is the same when the row is sent again.
+            // The checksum covers only bytes that stay the same if the row is sent again.
             let digest = continued(continued(0, out), body);
             *chain = continued(*chain, &digest.to_be_bytes());
         }
@@ -170,7 +170,7 @@ impl Rows<'_> {
     }
 }
 
-/// The CRC32 of what has the CRC32 `before` and of `bytes`.
+/// Returns the CRC32 of data with the CRC32 `before` followed by `bytes`.
 fn continued(before: u32, bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(before);
     hasher.update(bytes);
@@ -186,7 +186,7 @@ impl Maps<'_> {
         for item in first..end {
             let name = self.names.get(item)?.ok_or(Refused)?;
             for other in first..item {
-                // Which of two counts, and where, is Python's to say.
+                // Python decides which of two equal names counts, and where.
                 if self.names.get(other)? == Some(name) {
                     return Err(Refused);
                 }
@@ -200,7 +200,7 @@ impl Maps<'_> {
     }
 }
 
-/// Nothing for an empty value, as Python does.
+/// Adds a property. Adds nothing if the value is empty, like Python.
 fn put(name: &[u8], value: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
     if value.is_empty() {
         return Ok(());
@@ -222,7 +222,7 @@ mod tests {
 
     struct Owned(Vec<u8>, Vec<u8>, Vec<u8>);
 
-    /// The buffers of a column of these texts; a null is "-".
+    /// Returns the buffers of a column with these texts. "-" stands for null.
     fn column(texts: &[&str]) -> Owned {
         let (mut offsets, mut data, mut validity) = (vec![0; 4], Vec::new(), vec![0; texts.len() / 8 + 1]);
         for (number, text) in texts.iter().enumerate() {

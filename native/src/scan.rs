@@ -1,4 +1,4 @@
-//! The records of a log as runs of units for the consume queues (`gantrymq/store/consume_queue.py`).
+//! Converts the records of a log to runs of units for the consume queues (`gantrymq/store/consume_queue.py`).
 
 use std::collections::HashMap;
 
@@ -6,16 +6,16 @@ use crate::keys::hashed;
 use crate::properties;
 use crate::record::{FIXED_SIZE_V4, Record};
 
-/// PREPARED and ROLLBACK have it; they have no units.
+/// The bit of PREPARED and ROLLBACK, whose records have no units.
 const TRANSACTION_PREPARED: i32 = 1 << 2;
 const CRC_NAME: &[u8] = b"__CRC32#\x01";
 const CRC_DIGITS: usize = 10;
 
-/// Units of one queue whose queue offsets follow each other.
+/// Units of one queue with successive queue offsets.
 pub struct Run<'a> {
     pub topic: &'a [u8],
     pub queue_id: i32,
-    /// The queue offset of the first one.
+    /// The queue offset of the first unit.
     pub first: i64,
     next: i64,
     pub units: Vec<u8>,
@@ -24,18 +24,18 @@ pub struct Run<'a> {
 pub struct Scan<'a> {
     /// In the order of their first records.
     pub runs: Vec<Run<'a>>,
-    /// How many records there are, those without units too, and where the next one begins.
+    /// The number of records, including those without units, and the position of the next record.
     pub records: usize,
     pub end: usize,
-    /// The store timestamp of the last record, and the largest.
+    /// The store timestamp of the last record, and the largest one.
     pub last_timestamp: i64,
     pub max_timestamp: i64,
 }
 
-/// At most `most` of the records that `log` has from `at` on; `base` is its physical offset. It ends before what isn't a
-/// good record for sure: one at another place than it says, with a wrong checksum (with `needs_crc`, without one over all
-/// of it), whose queue offset doesn't follow, whose topic is no text; also before one of the topic `left_out`, and one with
-/// zeros among its properties.
+/// Reads at most `most` records of `log` from `at` on. `base` is the physical offset of `log`. Stops before a record
+/// that may be invalid: the physical offset in it is wrong, its checksum is wrong (or missing, with `needs_crc`), its
+/// queue offset doesn't follow, or its topic is not a text. Also stops before a record of the topic `left_out`, and
+/// before one with zeros in its properties.
 pub fn runs<'a>(log: &'a [u8], at: usize, base: i64, most: usize, needs_crc: bool, left_out: &[u8]) -> Scan<'a> {
     let mut scan = Scan { runs: Vec::new(), records: 0, end: at, last_timestamp: 0, max_timestamp: 0 };
     let mut places: HashMap<(&[u8], i32), usize> = HashMap::new();
@@ -67,7 +67,7 @@ pub fn runs<'a>(log: &'a [u8], at: usize, base: i64, most: usize, needs_crc: boo
             }
             let tags_code = properties::find_first(properties, b"TAGS").map_or(0, |tags| hashed(0, tags));
             run.units.extend(record.physical_offset.to_be_bytes());
-            // It was read from four bytes.
+            // Fits, because it was read from four bytes.
             run.units.extend(((record.end - record.start) as i32).to_be_bytes());
             run.units.extend(i64::from(tags_code).to_be_bytes());
             run.next += 1;
@@ -80,14 +80,14 @@ pub fn runs<'a>(log: &'a [u8], at: usize, base: i64, most: usize, needs_crc: boo
     scan
 }
 
-/// Whether it stands where it says, and may be in its queue where it says: each message before it took a record.
+/// Returns true if the record's physical offset is correct, and its queue offset is possible for this size of the log.
 fn is_in_place(record: &Record, base: i64) -> bool {
     base.checked_add(record.start as i64) == Some(record.physical_offset)
         && record.queue_id >= 0
         && (0..=record.physical_offset / FIXED_SIZE_V4 as i64).contains(&record.queue_offset)
 }
 
-/// Whether the checksum over all of a record (`gantrymq/store/record_crc.py`) is right; None when it has none.
+/// Returns true if the checksum of the whole record (`gantrymq/store/record_crc.py`) is correct; None without one.
 fn has_crc(record: &[u8]) -> Option<bool> {
     let (checked, property) = record.split_at(record.len().checked_sub(CRC_NAME.len() + CRC_DIGITS + 1)?);
     let digits = property.strip_prefix(CRC_NAME)?;
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::record::tests::encoded;
 
-    /// Records of queue 3 side by side, from the queue offset 11 on, at the physical offset 4096.
+    /// Returns consecutive records of queue 3, from queue offset 11 and physical offset 4096 on.
     fn log(all: &[(&[u8], &[u8])]) -> Vec<u8> {
         let mut log = Vec::new();
         for (number, (body, properties)) in all.iter().enumerate() {
@@ -150,7 +150,7 @@ mod tests {
     fn what_is_odd_ends_it() {
         let good = log(&[(b"one", b"A\x01b\x02"), (b"two", b"")]);
         let size = encoded(b"one", b"A\x01b\x02").len();
-        // CRC, queue id, queue offset, physical offset, body, the last of the properties.
+        // CRC, queue id, queue offset, physical offset, body, last byte of the properties.
         for (at, byte) in [(8, 0xFF), (12, 0x80), (27, 200), (35, 1), (88, 0), (size - 1, 0)] {
             let mut bad = good.clone();
             bad[at] = byte;

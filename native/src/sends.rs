@@ -1,7 +1,7 @@
-//! Frames of sends taken apart, and their answers (`gantrymq/broker/send/fast_path.py`).
+//! Splits the frames of sends, and encodes their responses (`gantrymq/broker/send/fast_path.py`).
 //!
-//! A producer repeats its header: all but the opaque number, the born time and the properties is the same in each of its
-//! messages. So a header without these three is a key, and what it means is said by Python, which has read one.
+//! The headers of a producer's messages differ only in the opaque number, the born time and the properties. A header
+//! without these three parts is therefore a key. Python decodes one header with each key and registers its meaning.
 
 use std::io::Write;
 
@@ -14,24 +14,24 @@ const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const FRAME_PREFIX: usize = 8;
 
-/// Of a binary header: its opaque number, its flag, the lengths of remark and ext fields, these.
+/// Positions in a binary header: opaque number, flag, lengths of remark and ext fields, start of the fields.
 const OPAQUE_AT: usize = 5;
 const FLAG_AT: usize = 9;
 const REMARK_LENGTH_AT: usize = 13;
 const EXT_LENGTH_AT: usize = 17;
 const EXT_AT: usize = 21;
-/// How a binary header begins whose fields have names of one letter: SEND_MESSAGE_V2, SEND_BATCH_MESSAGE.
+/// The codes at the start of a binary header whose field names have one letter: SEND_MESSAGE_V2, SEND_BATCH_MESSAGE.
 const CODES: [[u8; 2]; 2] = [310_u16.to_be_bytes(), 320_u16.to_be_bytes()];
-/// Name and length of the born time; what stands between its digits and the length of the properties, a flag of 0.
+/// Name and length of the born time; then the bytes between its digits and the length of the properties: a flag of 0.
 const BEFORE_BORN: &[u8] = b"\x00\x01g\x00\x00\x00\x0D";
 const BEHIND_BORN: &[u8] = b"\x00\x01h\x00\x00\x00\x010\x00\x01i";
 const BORN_DIGITS: usize = 13;
 
-/// How JSON begins where fields have long names, and where they have those of one letter.
+/// The start of a JSON header with long field names, and with field names of one letter.
 const LONG_NAMES: &[u8] = b"{\"code\":10,";
 const SHORT_NAMES: [&[u8]; 2] = [b"{\"code\":310,", b"{\"code\":320,"];
 
-/// Where the header begins in a key, behind the encoding and the places that it is cut at.
+/// Start of the header in a key, after the encoding and the positions at which the header is cut.
 const BINARY_KEY_AT: usize = 5;
 const JSON_KEY_AT: usize = 13;
 
@@ -41,19 +41,19 @@ pub struct Send<'a> {
     pub opaque: i32,
     pub born_timestamp: i64,
     pub body: &'a [u8],
-    /// Where the next frame begins.
+    /// Position of the next frame.
     pub end: usize,
 }
 
-/// The two other parts of its header; memory that is used again for the next one.
+/// The two other parts of a send's header. The memory is reused.
 #[derive(Debug, Default, PartialEq)]
 pub struct Parts {
-    /// The encoding, the places where something was cut out, and what was left.
+    /// The encoding, the positions at which parts were removed, and the rest of the header.
     pub key: Vec<u8>,
     pub properties: Vec<u8>,
 }
 
-/// Cuts headers.
+/// Removes the variable parts from headers.
 pub struct Cutter {
     before_born: Finder<'static>,
     json_opaque: Finder<'static>,
@@ -61,7 +61,7 @@ pub struct Cutter {
     long: JsonNames,
 }
 
-/// Names as they stand before their values.
+/// The bytes of a name up to its value.
 struct JsonNames {
     born: Finder<'static>,
     properties: Finder<'static>,
@@ -82,7 +82,8 @@ impl Default for Cutter {
 }
 
 impl Cutter {
-    /// The frame at `at`. None where it isn't whole, or its header hasn't the parts, or not as clients write them.
+    /// Returns the frame at `at`. None if it is incomplete, or if its header lacks one of the parts or has an unusual
+    /// form.
     pub fn cut<'a>(&self, data: &'a [u8], at: usize, parts: &mut Parts) -> Option<Send<'a>> {
         let length = usize::try_from(i32_at(data, at)?).ok()?;
         let end = at.checked_add(4)?.checked_add(length)?;
@@ -146,14 +147,14 @@ impl Cutter {
         let born_timestamp = digits(header.get(born_at..born_end)?)?;
         let properties_at = end_of(&names.properties, header, born_end)?;
         let properties_end = properties_at + unescaped(&header[properties_at..], &mut parts.properties)?;
-        // Java writes it behind the fields, Go before them.
+        // Java writes the opaque number after the fields, Go before them.
         let opaque_at = match end_of(&self.json_opaque, &header[..born_at], 0) {
             Some(at) => at,
             None => end_of(&self.json_opaque, header, properties_end)?,
         };
         let length = header[opaque_at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         let opaque_end = opaque_at + length;
-        // Nor can anybody tell 0 from none.
+        // 0 can't be distinguished from a missing number.
         let opaque = i32::try_from(digits(&header[opaque_at..opaque_end])?).ok()?;
         let mut cuts = [(opaque_at, opaque_end), (born_at, born_end), (properties_at, properties_end)];
         cuts.sort_unstable();
@@ -171,8 +172,8 @@ impl Cutter {
     }
 }
 
-/// Whether a header with this key has the parts nowhere but where it is cut. Once Python has read the same three values in
-/// one, all headers with this key mean the same but for these.
+/// Returns true if a header with this key has the three parts only where it is cut. After Python has decoded one such
+/// header with the same values, all headers with this key have the same meaning except for these parts.
 pub fn is_sure(key: &[u8]) -> bool {
     let is_binary = key.first() == Some(&BINARY);
     let fields = key.get(if is_binary { BINARY_KEY_AT } else { JSON_KEY_AT }..).unwrap_or_default();
@@ -182,7 +183,7 @@ pub fn is_sure(key: &[u8]) -> bool {
     }
     let [born, properties]: [&[u8]; 2] =
         if fields.starts_with(LONG_NAMES) { [b"\"bornTimestamp\"", b"\"properties\""] } else { [b"\"g\"", b"\"i\""] };
-    // With an escape a name may be written in another way, and with a second code fields have other names.
+    // An escape allows another spelling of a name, and a second code changes the names of the fields.
     memchr(b'\\', fields).is_none() && once(&[born, properties, b"\"opaque\"", b"\"code\""])
 }
 
@@ -190,7 +191,7 @@ fn end_of(name: &Finder<'_>, header: &[u8], from: usize) -> Option<usize> {
     Some(from + name.find(header.get(from..)?)? + name.needle().len())
 }
 
-/// A number above 0 of at most 18 digits.
+/// Returns a positive number of at most 18 digits.
 fn digits(text: &[u8]) -> Option<i64> {
     if text.len() > 18 || !text.iter().all(u8::is_ascii_digit) || *text.first()? == b'0' {
         return None;
@@ -198,8 +199,8 @@ fn digits(text: &[u8]) -> Option<i64> {
     Some(text.iter().fold(0, |number, digit| number * 10 + i64::from(digit - b'0')))
 }
 
-/// Adds the rest of a JSON string to `to`, and returns where it ends in `text`. None with an escape that clients don't
-/// write, or none at all where one is needed.
+/// Adds the rest of a JSON string to `to`, and returns its end in `text`. Returns None for an escape that clients don't
+/// write, or if a required escape is missing.
 fn unescaped(text: &[u8], to: &mut Vec<u8>) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -226,27 +227,28 @@ fn unescaped(text: &[u8], to: &mut Vec<u8>) -> Option<usize> {
     }
 }
 
-/// What all answers of a broker have in common, as `SendResponses` of `gantrymq/protocol/send_response.py` says it.
+/// The parts that all responses of a broker share. `SendResponses` of `gantrymq/protocol/send_response.py` defines
+/// them.
 pub struct Answers {
-    /// The broker's address, which each message id begins with.
+    /// The broker's address, with which each message id begins.
     pub host: Vec<u8>,
-    /// Before the opaque number, and the fields behind the queue offset.
+    /// The bytes before the opaque number, and the fields after the queue offset.
     pub binary: [Vec<u8>; 2],
-    /// Before and between message ids, queue id, queue offset and opaque number, and behind them.
+    /// The bytes before, between and after message ids, queue id, queue offset and opaque number.
     pub json: [Vec<u8>; 5],
 }
 
-/// Where the messages of a request went: their physical offsets, the queue offset of the first.
+/// The physical offsets of a request's messages, and the queue offset of the first message.
 pub struct Place<'a> {
     pub physical_offsets: &'a [i64],
     pub queue_id: i32,
     pub queue_offset: i64,
-    /// The unique id of a single message, which the answer has as its transaction id; empty for a batch.
+    /// The unique id of a single message, which is the transaction id in the response; empty for a batch.
     pub unique_id: &'a [u8],
 }
 
 impl Answers {
-    /// Adds the frame that answers a request with this key and opaque number.
+    /// Adds the response to a request with this key and opaque number.
     pub fn add(&self, to: &mut Vec<u8>, key: &[u8], opaque: i32, place: &Place<'_>) {
         let at = to.len();
         to.extend([0; FRAME_PREFIX]);
@@ -262,7 +264,7 @@ impl Answers {
         to[at + 4..at + FRAME_PREFIX].copy_from_slice(&(length | u32::from(encoding) << 24).to_be_bytes());
     }
 
-    /// Whether an answer to a request with this key can have this unique id: JSON would have to escape some bytes.
+    /// Returns true if a response to a request with this key can contain this unique id: JSON must escape some bytes.
     pub fn takes(key: &[u8], unique_id: &[u8]) -> bool {
         key.first() == Some(&BINARY) || !unique_id.iter().any(|byte| matches!(byte, 0..0x20 | b'"' | b'\\'))
     }
@@ -302,7 +304,7 @@ impl Answers {
         to.extend_from_slice(last);
     }
 
-    /// The messages' ids with commas between.
+    /// Adds the message ids, separated by commas.
     fn add_ids(&self, to: &mut Vec<u8>, physical_offsets: &[i64]) {
         for (number, offset) in physical_offsets.iter().enumerate() {
             if number > 0 {
@@ -316,7 +318,7 @@ impl Answers {
     }
 }
 
-/// Adds a name, which has its length before it, and a value with its own.
+/// Adds a name and a value, each preceded by its length.
 fn add_field(to: &mut Vec<u8>, name: &[u8], add_value: impl FnOnce(&mut Vec<u8>)) {
     to.extend_from_slice(name);
     to.extend([0; 4]);

@@ -1,10 +1,11 @@
-//! The records that units of a consume queue point to (`gantrymq/store/collect.py`).
+//! Finds the records that the units of a consume queue refer to (`gantrymq/store/collect.py`).
 
 use crate::bytes::{i32_at, i64_at};
 use crate::record::{FIXED_SIZE_V4, PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT};
 use crate::units::{SIZE_AT, UNIT_SIZE};
 
-/// The first `count` units' records, `size` bytes: where they stand in the log, those side by side as one.
+/// The records of the first `count` units, `size` bytes: their positions in the log, with adjacent records as one
+/// piece.
 #[derive(Debug, Default, PartialEq)]
 pub struct Slices {
     pub places: Vec<(usize, usize)>,
@@ -12,8 +13,8 @@ pub struct Slices {
     pub size: usize,
 }
 
-/// The records of a queue from `queue_offset` on, at most `most` with `most_bytes` together; `base` is the log's physical
-/// offset. It ends before a unit that doesn't point to the record of its queue offset, a whole one within `log`.
+/// Returns the records of a queue from `queue_offset` on, at most `most` and `most_bytes` in total; `base` is the
+/// physical offset of `log`. Stops before a unit without a complete record in `log` that has the right queue offset.
 pub fn slices(units: &[u8], queue_offset: i64, log: &[u8], base: i64, most: usize, most_bytes: usize) -> Slices {
     let mut found = Slices::default();
     for (unit, offset) in units.chunks_exact(UNIT_SIZE).take(most).zip(queue_offset..=i64::MAX) {
@@ -51,7 +52,7 @@ mod tests {
 
     const BASE: i64 = 1000;
 
-    /// A record's bytes as far as they are looked at, put at the log's end, and its unit.
+    /// Appends the fields of a record that are checked to the log, and returns its unit.
     fn put(log: &mut Vec<u8>, queue_offset: i64, size: usize) -> Vec<u8> {
         let mut record = vec![7; size];
         let physical_offset = BASE + log.len() as i64;

@@ -1,10 +1,10 @@
-//! Units of a consume queue by their tags codes (`gantrymq/store/collect.py`).
+//! Selects units of a consume queue by their tags codes (`gantrymq/store/collect.py`).
 
 pub const UNIT_SIZE: usize = 20;
 pub const SIZE_AT: usize = 8;
 const TAGS_CODE_AT: usize = 12;
 
-/// That of a record.
+/// Returns the unit of a record.
 pub fn unit(physical_offset: i64, size: i32, tags_code: i64) -> [u8; UNIT_SIZE] {
     let mut unit = [0; UNIT_SIZE];
     unit[..SIZE_AT].copy_from_slice(&physical_offset.to_be_bytes());
@@ -13,8 +13,7 @@ pub fn unit(physical_offset: i64, size: i32, tags_code: i64) -> [u8; UNIT_SIZE] 
     unit
 }
 
-/// The numbers of the first `most` units that have one of these tags codes, and these units side by side. `codes` are in
-/// order.
+/// Returns the indexes of the first `most` units with one of these tags codes, and these units. `codes` must be sorted.
 pub fn with_codes(units: &[u8], codes: &[i64], most: usize) -> (Vec<usize>, Vec<u8>) {
     let (mut numbers, mut found) = (Vec::new(), Vec::new());
     for (number, unit) in units.chunks_exact(UNIT_SIZE).enumerate() {

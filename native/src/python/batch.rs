@@ -8,8 +8,8 @@ use super::block::Block;
 use super::guard::guarded;
 use crate::batch::{Common, Message, Place, placed};
 
-/// (records, tags' codes, place of the next message): those of `most` messages at most that stand in `batch` from `at`
-/// on. It ends before what is no message, or has one of the bytes `special` among its properties.
+/// Returns (records, tags codes, position of the next message) for at most `most` messages in `batch` from `at` on.
+/// Stops before an invalid message, and before one that has the bytes `special` in its properties.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn batch_records<'py>(
@@ -44,7 +44,7 @@ pub fn batch_records<'py>(
     })
 }
 
-/// (the records side by side with their places in, their units, their physical offsets).
+/// Returns (consecutive records with their final offsets, their units, their physical offsets).
 #[pyfunction]
 pub fn placed_records<'py>(
     py: Python<'py>,

@@ -1,4 +1,4 @@
-//! Memory that was filled here and is read elsewhere (pyarrow, numpy) without a copy.
+//! Memory that is filled in Rust and read elsewhere (pyarrow, numpy) without a copy.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,7 +11,7 @@ enum Values {
     Longs(Vec<i64>),
 }
 
-/// Has Python's buffer protocol, read only.
+/// Supports Python's buffer protocol, read-only.
 #[pyclass(frozen, module = "gantrymq_native")]
 pub struct Block(Values);
 
@@ -36,15 +36,15 @@ impl From<Vec<i64>> for Block {
 #[pymethods]
 impl Block {
     /// # Safety
-    /// CPython calls it with a `view` to fill.
+    /// CPython calls this with a `view` to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let (start, size): (*const c_void, usize) = match &slf.get().0 {
             Values::Bytes(values) => (values.as_ptr().cast(), values.len()),
             Values::Ints(values) => (values.as_ptr().cast(), size_of_val(values.as_slice())),
             Values::Longs(values) => (values.as_ptr().cast(), size_of_val(values.as_slice())),
         };
-        // SAFETY: the view holds a reference to this object, which is frozen: its memory stays where it is, and as it
-        // is, until the view is released. A Vec has at most isize::MAX bytes.
+        // SAFETY: the view holds a reference to this object, which is frozen: its memory does not move or change until
+        // the view is released. A Vec has at most isize::MAX bytes.
         let code = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast_mut(), size as isize, 1, flags) };
         if code == -1 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Panics, which nobody expects, as errors that Python expects.
+//! Converts panics to exceptions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,9 +7,10 @@ use pyo3::prelude::*;
 
 const FAULT: &str = "gantrymq-native has a fault, where is on standard error; GANTRYMQ_NATIVE=0 does without it";
 
-/// What `work` returns. A panic would be no `Exception` in Python: whoever goes on after each of these would end with it.
+/// Returns the result of `work`. A panic would not be an `Exception` in Python, and would end a loop that catches
+/// these.
 ///
-/// What `work` changes must be fit for use whenever it ends.
+/// All data that `work` changes must be valid even if `work` ends early.
 pub fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(PyRuntimeError::new_err(FAULT)))
 }

@@ -23,7 +23,7 @@ impl IndexEntries {
         Ok((entry.hash, entry.physical_offset, entry.timestamp))
     }
 
-    /// Puts `count` of them, from `first` on, into the file with that mapping; returns how many slots had none before.
+    /// Writes `count` entries, from `first` on, to the mapped file. Returns the number of slots that were empty before.
     #[allow(clippy::too_many_arguments)]
     fn put(
         &self,
@@ -44,8 +44,8 @@ impl IndexEntries {
     }
 }
 
-/// (entries, place of the last record that is in, of the next one): those of the records that stand in `log` between
-/// `at` and `end`, as far as the limits allow, and up to what is no record. `left_out` is a topic and a mark.
+/// Returns (entries, position of the last processed record, position of the next record) for the records in `log`
+/// between `at` and `end`, up to the limits or an invalid record. `left_out` is a topic and a mark.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn index_entries(

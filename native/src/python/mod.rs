@@ -17,7 +17,8 @@ mod units;
 
 use pyo3::prelude::*;
 
-/// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
+/// Increases when a function is added or its meaning changes. `gantrymq.kernels` accepts only the version that it
+/// needs.
 const INTERFACE: u32 = 17;
 
 #[pymodule]

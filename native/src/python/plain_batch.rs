@@ -6,9 +6,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use super::guard::guarded;
 use crate::plain_batch::{Batch, Keys};
 
-/// (batch, keys with commas between) of messages with these flags, bodies and properties. None where Python has to look at
-/// them: a body isn't bytes or is empty, a flag isn't an int of 32 bits, a property isn't of strings, has a separator in it
-/// or one of the `odd` names, or something is too long.
+/// Returns (batch, keys separated by commas) for messages with these flags, bodies and properties. Returns None if
+/// Python must handle them: a body is empty or isn't bytes, a flag isn't a 32-bit integer, a property isn't of strings,
+/// contains a separator or has one of the `odd` names, or something is too long.
 #[pyfunction]
 pub fn plain_batch<'py>(
     py: Python<'py>,

@@ -1,4 +1,4 @@
-//! The records that a pull brought for Python: `gantrymq/client/pulled_messages.py`.
+//! Parses the records of a pull response for Python: `gantrymq/client/pulled_messages.py`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -6,10 +6,10 @@ use pyo3::types::PyBytes;
 use super::guard::guarded;
 use crate::pulled;
 
-/// (size, queue offset, sysFlag, all before the body, body, properties).
+/// (size, queue offset, sysFlag, the bytes before the body, body, properties).
 type Parts<'py> = (usize, i64, i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
-/// The parts of the records that `buffer` has from `at` on, up to what is no good one of the queue, or not behind `last`.
+/// Returns the parts of the records in `buffer` from `at` on. Stops before an invalid record, or one not after `last`.
 #[pyfunction]
 pub fn pulled_records<'py>(
     py: Python<'py>,

@@ -1,4 +1,4 @@
-//! The records of a buffer for Python: what `gantrymq/arrow/arrow_records.py` asks of them.
+//! Provides the records of a buffer to Python (`gantrymq/arrow/arrow_records.py`).
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -10,7 +10,7 @@ use crate::binary::{Binary, TooLarge};
 use crate::columns::{self, Columns, Wanted};
 use crate::record::Record;
 
-/// (validity or None, offsets, data, nulls): what pyarrow's `Array.from_buffers` takes.
+/// (validity or None, offsets, data, nulls): the arguments of pyarrow's `Array.from_buffers`.
 type Column = (Option<Py<Block>>, Py<Block>, Py<Block>, usize);
 
 #[pyclass(frozen, module = "gantrymq_native")]
@@ -32,7 +32,7 @@ const LONGS: [&str; 5] = ["start", "queue_offset", "physical_offset", "born_time
 
 #[pymethods]
 impl Records {
-    /// With bodies, a check of their CRC32 and single properties where these will be asked for.
+    /// Parses the records. Also reads bodies, checks their CRC32 and reads single properties if these are needed later.
     #[new]
     fn new(
         py: Python<'_>,
@@ -66,13 +66,13 @@ impl Records {
         })
     }
 
-    /// Where the first place is at which no whole record begins; the records are those before it.
+    /// Position of the first incomplete or invalid record. Only the records before it are included.
     #[getter]
     fn bad_at(&self) -> Option<usize> {
         self.bad_at
     }
 
-    /// Some body is compressed.
+    /// True if at least one body is compressed.
     #[getter]
     fn has_compressed(&self) -> bool {
         self.has_compressed
@@ -90,7 +90,7 @@ impl Records {
         named(&LONGS, field).map(|number| self.longs[number].clone_ref(py))
     }
 
-    /// A byte for each record, 1 where its body has another CRC32 than it says; None where all are right.
+    /// A byte for each record: 1 if the CRC32 of its body is wrong. None if all are correct.
     fn wrong_crc(&self, py: Python<'_>) -> PyResult<Option<Py<Block>>> {
         if self.has_checked_crc {
             return Ok(self.wrong_crc.as_ref().map(|wrong| wrong.clone_ref(py)));
@@ -107,7 +107,7 @@ impl Records {
         column(py, || columns::topics(bytes, &self.starts))
     }
 
-    /// (the different topics, for each record which of them is its own).
+    /// Returns (different topics, index of each record's topic).
     fn numbered_topics(&self, py: Python<'_>) -> PyResult<(Vec<String>, Py<Block>)> {
         let bytes = self.bytes()?;
         let (topics, numbers) = py.detach(|| columns::numbered_topics(bytes, &self.starts));
@@ -115,7 +115,7 @@ impl Records {
         Ok((topics, block(py, numbers)?))
     }
 
-    /// The bodies as they are stored, of all records or of some.
+    /// Returns the stored bodies of all or some records.
     #[pyo3(signature = (numbers, /))]
     fn bodies(&self, py: Python<'_>, numbers: Option<PyBuffer<i64>>) -> PyResult<Column> {
         if let (None, Some((validity, offsets, data, nulls))) = (&numbers, &self.bodies) {
@@ -132,8 +132,8 @@ impl Records {
         }
     }
 
-    /// The plain bodies of the first so many of `numbers`, until they have `max_bytes`; None where one doesn't inflate,
-    /// or to more than `max_body` bytes.
+    /// Returns the plain bodies of the first of `numbers`, until their total size reaches `max_bytes`. None if a body
+    /// can't be inflated or exceeds `max_body` bytes.
     fn inflated(
         &self,
         py: Python<'_>,
@@ -156,19 +156,19 @@ impl Records {
         column(py, || columns::property(bytes, &self.starts, name.as_bytes()))
     }
 
-    /// (where each record's begin among all, names, values).
+    /// Returns (start of each record's properties, names, values).
     fn properties(&self, py: Python<'_>) -> PyResult<(Py<Block>, Column, Column)> {
         let bytes = self.bytes()?;
         let map = py.detach(|| columns::all_properties(bytes, &self.starts)).map_err(too_large)?;
         Ok((block(py, map.firsts)?, parts(py, map.names)?, parts(py, map.values)?))
     }
 
-    /// Start and end of one record's stored body in the buffer.
+    /// Returns the start and the end of a record's stored body in the buffer.
     fn body_place(&self, number: usize) -> PyResult<(usize, usize)> {
         self.record(number).map(|record| (record.body_at, record.body_end))
     }
 
-    /// Start and end of one record's store host in the buffer.
+    /// Returns the start and the end of a record's store host in the buffer.
     fn store_host_place(&self, number: usize) -> PyResult<(usize, usize)> {
         self.record(number).map(|record| (record.store_host_at, record.store_host_end))
     }

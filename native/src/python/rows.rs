@@ -1,4 +1,4 @@
-//! Rows of Arrow columns as batch bodies for Python: `gantrymq/arrow/row_messages.py`.
+//! Encodes rows of Arrow columns as batch bodies for Python: `gantrymq/arrow/row_messages.py`.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -7,10 +7,10 @@ use pyo3::types::PyBytes;
 use super::memory::lasting_bytes_of;
 use crate::rows::{self, Maps, Most, Rows, Sequence, Values, batches};
 
-/// pyarrow's buffers are of signed bytes.
+/// pyarrow's buffers contain signed bytes.
 ///
-/// An Arrow array of bytes, texts or maps: validity or None, offsets, data, and with which value it begins. The data of
-/// an array without any bytes, and that of maps, is None.
+/// An Arrow array of bytes, texts or maps: validity or None, offsets, data, and index of its first value. The data is
+/// None for maps, and for an array without any bytes.
 #[derive(FromPyObject)]
 pub struct Array(Option<PyBuffer<i8>>, PyBuffer<i8>, Option<PyBuffer<i8>>, usize);
 
@@ -26,11 +26,11 @@ impl Array {
     }
 }
 
-/// How many messages, the batch, the checksum of all rows up to its last.
+/// Number of messages, batch, checksum of all rows up to the last one.
 type Batch<'py> = (usize, Bound<'py, PyBytes>, u32);
 
-/// The batches of `count` rows, in order; None where a row is none of a batch's messages, or Python
-/// is to say what is wrong with it. `maps` are of all properties: maps, names, values and the names to be left out.
+/// Returns the batches of `count` rows, in order. Returns None if a row can't be a message of a batch, or if Python
+/// must report an error. `maps` has all properties: maps, names, values, and the names to omit.
 #[pyfunction]
 #[pyo3(signature = (bodies, count, singles, maps, id_prefix, first_row, key_head, first_key, sequence, most, /))]
 #[allow(clippy::too_many_arguments)]

@@ -12,8 +12,8 @@ use crate::scan;
 /// (topic, queue id, queue offset of the first unit, units).
 type Run<'py> = (Bound<'py, PyBytes>, i32, i64, Bound<'py, PyBytes>);
 
-/// (runs, records, place of the next record, store timestamp of the last one, the largest): at most `most` of the records
-/// that stand in `log` between `at` and `end`, up to what Python has to look at.
+/// Returns (runs, number of records, position of the next record, store timestamp of the last record, largest
+/// timestamp) for at most `most` records in `log` between `at` and `end`. Stops before a record that Python must check.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn unit_runs<'py>(

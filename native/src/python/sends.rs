@@ -15,19 +15,19 @@ use crate::batch::{Common, Message, Place, Placed};
 use crate::record::STORE_TIMESTAMP_AT_V4;
 use crate::sends::{self, Answers, Cutter, Parts, is_sure};
 
-/// So many headers are known at most, none of which is longer: then they are learned anew. See `send_request.py`.
+/// Maximum number and size of the cached headers. At the limit, the cache is cleared. See `send_request.py`.
 const MOST_KNOWN: usize = 4096;
 const LONGEST_KEY: usize = 1024;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 
-/// Answers, how many by request code, how many bytes are dealt with, the queues that have got messages, whether `allow`
-/// may be told.
+/// Responses, their number by request code, number of handled bytes, queues with new messages, and whether `allow` may
+/// register the next header.
 type Stored<'py> = (Bound<'py, PyBytes>, Vec<(i32, usize)>, usize, Bound<'py, PyList>, bool);
 /// A topic, whether its messages have the marked property, their bytes, and their number by size.
 type Taken<'py> = (Bound<'py, PyBytes>, bool, i64, Vec<i64>);
 
-/// What a header means, as Python has said.
+/// The meaning of a header, as Python has registered it.
 struct Target {
     topic: Vec<u8>,
     queue_id: i32,
@@ -40,11 +40,11 @@ struct Target {
     queue: Py<PyAny>,
 }
 
-/// The messages of one topic that were stored since the counts were taken last.
+/// The messages of one topic that were stored since the last `take_counts`.
 #[derive(Clone, Default)]
 struct Count {
     bytes: i64,
-    /// Messages by their mean size in a request, one more than there are bounds. Empty without messages.
+    /// Number of messages by their mean size in a request: one range more than bounds. Empty without messages.
     sizes: Vec<i64>,
 }
 
@@ -56,7 +56,7 @@ impl Count {
     }
 }
 
-/// A header that isn't known, and what was cut out of it.
+/// A header that isn't registered, and the parts that were removed from it.
 struct Unknown {
     key: Vec<u8>,
     opaque: i32,
@@ -64,7 +64,7 @@ struct Unknown {
     properties: Vec<u8>,
 }
 
-/// The position and free space of a queue during one call, and where the units of this call begin.
+/// The position and free space of a queue during one call, and the start of this call's units.
 struct OpenQueue<'py> {
     queue: Bound<'py, PyAny>,
     mapping: PyBuffer<u8>,
@@ -75,7 +75,7 @@ struct OpenQueue<'py> {
 }
 
 impl<'py> OpenQueue<'py> {
-    /// None where it has no mapping.
+    /// Returns None if the queue has no mapping.
     fn open(queue: &Bound<'py, PyAny>) -> PyResult<Option<OpenQueue<'py>>> {
         let mapping = queue.getattr("mapping")?;
         if mapping.is_none() {
@@ -92,27 +92,27 @@ impl<'py> OpenQueue<'py> {
         }))
     }
 
-    /// Takes back the units of this call.
+    /// Removes the units of this call.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         put(cells_of(&self.mapping, py)?, self.begin, &vec![0; self.position - self.begin]);
         Ok(())
     }
 }
 
-/// What is looked for in frames.
+/// The searches in frames.
 struct Finders {
     cutter: Cutter,
-    /// Sends with any of these among their properties are Python's, but those in which this follows each time.
+    /// Python handles sends with any of these properties, unless each occurrence is followed by the given bytes.
     odd: Vec<(Finder<'static>, Option<Vec<u8>>)>,
-    /// Batches with this among the properties of a message are, too.
+    /// Python also handles batches with this property in a message.
     odd_in_batch: Finder<'static>,
     further_key: Finder<'static>,
-    /// The property whose messages are counted on their own, behind a separator.
+    /// The property whose messages are counted separately, after a separator.
     marked: Finder<'static>,
 }
 
 impl Finders {
-    /// Where the unique id is in properties that end with a separator; None without one.
+    /// Returns the range of the unique id in properties that end with a separator; None without one.
     fn unique_id(&self, properties: &[u8]) -> Option<Range<usize>> {
         let start = match properties.starts_with(UNIQUE_KEY) {
             true => UNIQUE_KEY.len(),
@@ -135,34 +135,34 @@ impl Finders {
     }
 }
 
-/// The sends that it was told the meaning of, and how to store and answer them. It knows bytes, and no rule.
+/// The registered headers, and the data to store their messages and to encode responses. It contains no rules.
 #[pyclass]
 pub struct PlainSends {
     known: HashMap<Vec<u8>, Target>,
-    /// What the last call has ended before.
+    /// The header at which the last call stopped.
     unknown: Option<Unknown>,
-    /// Elsewhere, as they have vectors of 32 bytes in them, for which Python's memory isn't aligned.
+    /// Boxed, because they contain vectors of 32 bytes, for which Python's memory isn't aligned.
     finders: Box<Finders>,
-    /// What each message's properties end with.
+    /// The end of the properties of each message.
     own_properties: Vec<u8>,
     store_host: Vec<u8>,
     most_body: usize,
     most_messages: usize,
     answers: Answers,
-    /// Upper bounds of the sizes by which requests are counted. Empty: nothing is counted.
+    /// Upper bounds of the sizes by which requests are counted. If empty, nothing is counted.
     size_bounds: Vec<i64>,
     /// The index of each topic in `counts`, which has the messages without and with the marked property.
     topics: HashMap<Vec<u8>, usize>,
     counts: Vec<[Count; 2]>,
-    // Memory that is used again.
+    // The memory is reused.
     parts: Parts,
     placed: Placed,
     records: Vec<u8>,
-    /// Of each request of a call: index in `counts`, whether it is marked, its messages and their bytes.
+    /// For each request of a call: index in `counts`, whether it is marked, number of messages and bytes.
     counted: Vec<(usize, bool, i64, i64)>,
 }
 
-// As Python aligns its objects.
+// The alignment of Python's objects.
 const _: () = assert!(align_of::<PlainSends>() <= 16);
 
 #[pymethods]
@@ -205,8 +205,8 @@ impl PlainSends {
         }
     }
 
-    /// What the header means that the last call has ended before; false where it can't be kept. Python has read these
-    /// values in it.
+    /// Registers the meaning of the header at which the last call stopped. Returns false if it can't be cached. The
+    /// values are those that Python has decoded from the header.
     #[allow(clippy::too_many_arguments)]
     fn allow(
         &mut self,
@@ -224,7 +224,7 @@ impl PlainSends {
         let Some(unknown) = self.unknown.take() else { return false };
         let is_it = (unknown.opaque, unknown.born_timestamp, unknown.properties.as_slice())
             == (opaque, born_timestamp, properties);
-        // Nobody can tell empty properties from none; those of a batch aren't stored, and may be either.
+        // Empty properties can't be distinguished from missing ones. In a batch this is irrelevant: they aren't stored.
         if properties.is_empty() && !is_batch {
             return false;
         }
@@ -245,7 +245,7 @@ impl PlainSends {
         true
     }
 
-    /// The messages that were stored since the last call, by topic.
+    /// Returns the messages that were stored since the last call, by topic.
     fn take_counts<'py>(&mut self, py: Python<'py>) -> Vec<Taken<'py>> {
         let mut taken = Vec::new();
         for (topic, &number) in &self.topics {
@@ -259,7 +259,7 @@ impl PlainSends {
         taken
     }
 
-    /// Drops all headers and counts: `take_counts` comes before.
+    /// Drops all headers and counts. Call `take_counts` first.
     fn revoke(&mut self) {
         self.known.clear();
         self.unknown = None;
@@ -289,7 +289,7 @@ impl PlainSends {
 }
 
 impl PlainSends {
-    /// `handle`. Whatever ends it, log and queues are as before, or all is stored that is answered.
+    /// Implements `handle`. If it fails, log and queues are unchanged, or all messages with a response are stored.
     fn stored<'py>(
         &mut self,
         py: Python<'py>,
@@ -351,7 +351,7 @@ impl PlainSends {
                 },
             };
             let queue = &mut queues[number];
-            // Else a batch would be encoded here and once more in Python.
+            // Otherwise a batch would be encoded here and again in Python.
             if *position + send.body.len() as i64 > *limit || queue.position >= queue.limit {
                 break;
             }
@@ -406,7 +406,7 @@ impl PlainSends {
             }
             at = send.end;
         }
-        // All that needs memory comes before anybody sees a message.
+        // All allocations precede the point at which messages become visible.
         let answers = PyBytes::new(py, &answers);
         let touched: &[OpenQueue<'py>] = if at > 0 { &queues } else { &[] };
         let told = PyList::new(py, touched.iter().map(|queue| &queue.queue))?;
@@ -419,7 +419,7 @@ impl PlainSends {
                 queue.queue.setattr("position", queue.position)?;
                 queue.queue.setattr("max_offset", queue.max_offset)?;
             }
-            // It comes last: it says that units and records are whole.
+            // Set last, because it marks units and records as complete.
             log.setattr("position", position)?;
             log.setattr("store_timestamp", now_ms)?;
             for &(count, is_marked, messages, bytes) in &self.counted {

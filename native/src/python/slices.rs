@@ -9,12 +9,12 @@ use super::guard::guarded;
 use super::memory::bytes_of;
 use crate::slices::slices;
 
-/// Shorter pieces of the log are copied side by side: that costs less than to hand each to the kernel.
+/// Shorter pieces of the log are copied into one buffer, which costs less than to pass each one to the kernel.
 const APART: usize = 1024;
-/// The copies, so that memory which has been used before takes them.
+/// Maximum size of such a buffer, so that memory can be reused for it.
 const MOST_TOGETHER: usize = 64 * 1024;
 
-/// (records, their bytes, pieces): the pieces are (start, end) in the log, or copies of several.
+/// Returns (number of records, number of bytes, pieces). A piece is (start, end) in the log, or a buffer of copies.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn record_slices<'py>(

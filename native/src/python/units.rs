@@ -1,4 +1,4 @@
-//! Units by their tags codes for Python: `gantrymq/store/collect.py`.
+//! Selects units by their tags codes for Python: `gantrymq/store/collect.py`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 use super::guard::guarded;
 use crate::units::with_codes;
 
-/// (numbers of the first `most` units that have one of these tags codes, these units side by side).
+/// Returns (indexes of the first `most` units with one of these tags codes, these units).
 #[pyfunction]
 pub fn units_with<'py>(
     py: Python<'py>,

@@ -27,7 +27,7 @@ _NUMBERS = re.compile(r"[0-9.]+")
 #: The characters that a label name must not contain, as in the Prometheus exporter of OpenTelemetry.
 _NOT_IN_LABEL_NAMES = re.compile(r"^[^a-zA-Z_]|[^a-zA-Z0-9_]")
 #: Maximum number of queues of a topic on one broker, as a guard against typing errors. Java's largest topic,
-#: BenchmarkTest, has 1,024.
+#: BenchmarkTest, has 1,024 queues.
 MAX_QUEUE_NUMS = 65_536
 #: The default in Java's `BrokerStartup`, which replaces the default in Java's `BrokerConfig`.
 DEFAULT_PORT = 10911
@@ -47,7 +47,7 @@ class BrokerRole(Enum):
 
 
 class MetricsExporterType(Enum):
-    """Where the metrics go (`MetricsExporterType`)."""
+    """The destination of the metrics (`MetricsExporterType`)."""
 
     DISABLE = "DISABLE"
     #: A page for Prometheus.
@@ -90,8 +90,8 @@ class BrokerConfig(TlsConfig):
     #: Resolves the host names in `namesrv_addr` again after each `update_name_server_addr_period`, in ms.
     fetch_name_srv_addr_by_dns_lookup: bool = False
     update_name_server_addr_period: int = bounded(120_000, 10, DAY_MS)
-    #: Without `namesrv_addr`, reads the NameServers from http://DOMAIN:8080/rocketmq/SUBGROUP, again after each
-    #: `fetch_namesrv_addr_interval`, in ms.
+    #: If `namesrv_addr` is not set, reads the list of NameServers from http://DOMAIN:8080/rocketmq/SUBGROUP, every
+    #: `fetch_namesrv_addr_interval` ms.
     fetch_namesrv_addr_by_address_server: bool = False
     fetch_namesrv_addr_interval: int = bounded(10_000, 10, DAY_MS)
     rmq_address_server_domain: str = "jmenv.tbsite.net"
@@ -150,7 +150,7 @@ class BrokerConfig(TlsConfig):
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
     register_name_server_period: int = bounded(30_000, 1, MAX_INT)
-    #: Always registers topics in parts. If false, only when a NameServer can't accept them in one registration.
+    #: Always registers topics in parts. If false, only if a NameServer can't accept all topics at once.
     enable_split_registration: bool = False
     #: Number of topics in each part.
     split_registration_size: int = bounded(800, 2, MAX_INT)
@@ -205,7 +205,7 @@ class BrokerConfig(TlsConfig):
     #: Port of the metrics for Prometheus, http://bindAddress:metricsPort/metrics. 0 turns them off.
     metrics_port: int = bounded(0, 0, 65535)
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
-    #: Port and address of the page for Prometheus with PROM. An empty address is `bind_address`.
+    #: Port and address of the page for Prometheus if the exporter is PROM. An empty address is `bind_address`.
     metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
     metrics_prom_exporter_host: str = ""
     #: Labels that are added to every metric: NAME:VALUE, separated by commas.
@@ -217,7 +217,7 @@ class BrokerConfig(TlsConfig):
     #: Timeout and interval of requests to the collector, in ms.
     metric_grpc_exporter_time_out_in_mills: int = bounded(3_000, 100, DAY_MS)
     metric_grpc_exporter_interval_in_mills: int = bounded(60_000, 100, DAY_MS)
-    #: Interval of the metrics in the log with LOG, in ms.
+    #: Interval at which the exporter LOG writes metrics to the log, in ms.
     metric_logging_exporter_interval_in_mills: int = bounded(10_000, 100, DAY_MS)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig, metadata={"key": None})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
@@ -287,8 +287,8 @@ class BrokerConfig(TlsConfig):
     def name_servers(self) -> list[str]:
         """HOST:PORT of every NameServer: the results of the last lookup, or `namesrv_addr` without a lookup.
 
-        With DNS, the result is empty until the first lookup succeeds. If the broker used the host names before, it
-        would later unregister from them, and thus from the NameServers at their addresses.
+        With DNS, the result is empty until the first lookup succeeds. If the broker registered by host name first, it
+        would later unregister the host names, and thus its registrations at their addresses.
         """
         if self._name_servers is not None:
             return self._name_servers
@@ -305,7 +305,7 @@ class BrokerConfig(TlsConfig):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics go anywhere."""
+        """Whether the broker exports metrics."""
         return self.metrics_page is not None or self.metrics_exporter_type is not MetricsExporterType.DISABLE
 
     @property

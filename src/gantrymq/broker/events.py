@@ -39,7 +39,7 @@ class BrokerEvents:
 
     #: Topics were created, changed or deleted: their names.
     topics_changed: Event[[Collection[str]]] = field(default_factory=Event)
-    #: An administrator deleted topics, or a slave copied the deletion: their names and their queues.
+    #: An administrator deleted topics, or a slave copied the deletion: the topics' names and queues.
     topics_deleted: Event[[Collection[str], Collection[ConsumeQueue]]] = field(default_factory=Event)
     #: An administrator deleted a consumer group: its name.
     group_deleted: Event[[str]] = field(default_factory=Event)

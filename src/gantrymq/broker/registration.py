@@ -95,7 +95,7 @@ class Registration(Feature):
         events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Starts to register, each `registerNameServerPeriod` and after changes.
+        """Starts registering: at once, then every `registerNameServerPeriod` and after changes.
 
         Waits up to _START_WAIT_S for the result of the first registration with each NameServer.
         """
@@ -229,7 +229,7 @@ class Registration(Feature):
         problem: BrokerError | None = None
         for part in parts:
             if len(parts) > 1:
-                # A NameServer ignores the topics of a part whose version it has already.
+                # If a NameServer already has the version of a part, it ignores the part's topics.
                 table.data_version.advance()
             try:
                 await self._register_part(server.address, body_of(part, table.data_version))

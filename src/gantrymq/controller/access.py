@@ -1,8 +1,8 @@
 """Access control of a controller: with `authenticationEnabled`, each request needs the signature of a super user.
 
-A controller has no user table. Its users are the two in its configuration, under a broker's keys. Brokers sign with
-`innerClientAuthenticationCredentials`, and the controller signs its notifications with it. Administrators sign with
-either user.
+A controller has no user table. Its two users are in its configuration, under the same keys as a broker's. Brokers sign
+with `innerClientAuthenticationCredentials`, and the controller signs its notifications with the same credentials.
+Administrators sign with either user.
 """
 
 from __future__ import annotations

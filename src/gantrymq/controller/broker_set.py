@@ -4,10 +4,10 @@ A BrokerSet is immutable. Each change creates a new one, and the state store kee
 these invariants before a set is stored:
 
 - The master, if any, is in the sync-state set. All members of the sync-state set are replicas.
-- Both epochs only grow. A new master has a higher master epoch. A new sync-state set has a higher epoch of its own.
+- Both epochs only grow: a new master has a higher master epoch, and a new sync-state set has a higher set epoch.
 
-If all brokers of a set are removed, its epochs are kept. Brokers that later use the name start with higher epochs. So
-every slave recognizes that a former, disconnected master is older than its successors. Java starts at 0 again.
+If all brokers of a set are removed, its epochs are kept. Brokers that later use the name start with higher epochs.
+Slaves therefore recognize that a former, disconnected master is older than its successors. Java starts at 0 again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     master_epoch: int = 0
     sync_state_set: frozenset[Int64] = frozenset()
     sync_state_set_epoch: int = 0
-    #: True after the first election. From then on, only brokers with all acknowledged messages can be elected.
+    #: True after the first election. After that, only brokers with all acknowledged messages can be elected.
     had_master: bool = False
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes) -> BrokerSet:
-        """Parses the JSON. Raises BodyError. Text of an earlier version has no checksum."""
+        """Parses the JSON. Raises BodyError. JSON from an earlier version has no checksum."""
         checksum = _CHECKSUM.search(data)
         if checksum is not None:
             data = data[: checksum.start()] + b"}"
@@ -140,7 +140,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
             raise GantryError(problem)
 
     def check_follows(self, before: BrokerSet | None) -> None:
-        """Raises GantryError if this set violates an invariant after `before`. That is a bug, so nothing is stored."""
+        """Raises GantryError if this set violates an invariant after `before`, so that it is not stored."""
         if problem := _problem(before or BrokerSet(cluster_name="", broker_name=self.broker_name), self):
             raise GantryError(f"broker set {self.broker_name!r}: {problem}; the change isn't made")
 

@@ -31,7 +31,7 @@ class Changes:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def make(self, broker_name: str, decide: Callable[[], Decision]) -> Decision:
-        """Calls `decide` after earlier changes of the set, stores the change and returns the decision.
+        """Waits for earlier changes of the set, calls `decide`, stores the change and returns the decision.
 
         If the caller is cancelled, the change is still completed. Raises RequestRefused if this controller does not
         lead, or if the state store fails.

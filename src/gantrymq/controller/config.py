@@ -44,9 +44,9 @@ class ControllerConfig(TlsConfig):
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
     #: All controllers of the group, each as ID-HOST:PORT.
     peers: list[str] = field(default_factory=list, metadata={"key": "controllerDLegerPeers"})
-    #: URLs of etcd members, which store the state of several controllers. Empty stores it in a local file.
+    #: URLs of etcd members, which store the state of several controllers. If empty, a local file stores the state.
     etcd_endpoints: list[str] = field(default_factory=list)
-    #: Directory of this local file, a SQLite database.
+    #: Directory of the local file, which is a SQLite database.
     controller_store_path: Path = field(default_factory=lambda: Path.home() / "controller")
     #: File to which UPDATE_CONTROLLER_CONFIG saves the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "controller" / "controller.properties")

@@ -1,9 +1,9 @@
 """Elects a new master for a broker set whose master has failed (ControllerManager, DLedgerController).
 
-A broker is only elected if it has sent a request after the election began. A broker that died a moment ago still counts
-as alive. If this broker were elected, it would be the only member in sync, and the set would have no master until it is
-back. All brokers send a heartbeat every second. So a live master with a closed connection reconnects before the
-election ends, and keeps its role. Java instead elects any broker whose last heartbeat has not expired.
+A broker is only elected if it has sent a request after the election began. A broker that has just died still counts as
+alive. If it were elected, it would be the only member in sync, and the set would have no working master until its
+return. All brokers send a heartbeat every second. A live master whose connection was closed therefore reconnects before
+the election ends, and keeps its role. Java instead elects any broker whose last heartbeat has not expired.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Time for the best candidate to send a request, in seconds: twice `brokerHeartbeatInterval`. Then others can win.
+#: Time in seconds for the best candidate to send a request: twice `brokerHeartbeatInterval`. Then others can win.
 WORD_S = 2.0
 #: Result label of an election by response code (ControllerMetricsConstant).
 _RESULTS = {
@@ -63,7 +63,7 @@ class Elections:
         self._tasks = Tasks("electing a master")
         #: Broker sets with a running election that no request started.
         self._under_way: set[str] = set()
-        #: Event of each broker set, which is set when a broker of the set sends a request.
+        #: For each broker set, an event that is set when a broker of the set sends a request.
         self._words: dict[str, asyncio.Event] = {}
         #: Number of elections by result.
         self.held: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class Elections:
         self._spoke(broker)
 
     def asked(self, connection: object) -> None:
-        """Records another request of the broker whose heartbeats use this connection."""
+        """Records a request (other than a heartbeat) of the broker whose heartbeats use this connection."""
         for broker in self._live_brokers.of(connection):
             self._spoke(broker)
 
@@ -149,7 +149,7 @@ class Elections:
         return self._replicas.elect_master(header, may_be_elected, unclean=self._config.enable_elect_unclean_master)
 
     def gone(self, brokers: Iterable[BrokerIdentity], *, have_ended: bool) -> None:
-        """Replaces masters among these brokers, which closed their connections or became silent."""
+        """Replaces the masters among these brokers. They closed their connections or became silent."""
         for cluster_name, broker_name, broker_id in brokers:
             log.warning("broker %d of set %s, cluster %s, is gone", broker_id, broker_name, cluster_name)
             known = self._replicas.get(broker_name)
@@ -187,7 +187,7 @@ class Elections:
         try:
             decision = await self.hold(header, has_ended=has_ended)
         except RequestRefused as e:
-            # The next leader also checks for such sets.
+            # The next leader will also look for such sets.
             log.warning("no master is elected for broker set %s: %s", broker_name, e)
             return
         finally:

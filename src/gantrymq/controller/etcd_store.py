@@ -39,7 +39,7 @@ INTERVAL_S = 0.3
 #: Timeout of a keepalive or a read of the leader's key at one member, in s. If two of three members hang, the third one
 #: still gets the request before the lease ends.
 KEEP_TIMEOUT_S = 0.6
-#: Timeout of any other request to one member, in s. The next member gets the request after that.
+#: Timeout of any other request to one member, in s. After that, the request is sent to the next member.
 TIMEOUT_S = 1.5
 #: Largest number of broker sets in one response.
 PAGE = 500
@@ -95,7 +95,7 @@ class EtcdStore:
         self._leader = f"/gantrymq/controller/{group}/leader"
         self._brokers = f"/gantrymq/controller/{group}/brokers/"
         self._client: httpx.AsyncClient | None = None
-        #: Id of the lease of this or the last term. 0 if there is none.
+        #: Id of the lease of the current or the last term. 0 if there is none.
         self._lease = 0
         #: Revision of each broker set when it was last read or written.
         self.revisions: dict[str, int] = {}
@@ -119,7 +119,7 @@ class EtcdStore:
     async def campaign(self, me: Leader) -> Term | None:
         await self._revoke()
         if await self.leader() is not None:
-            # Reads the key first, because a read costs etcd less than a lease that is revoked at once.
+            # Reads the key first, because etcd handles a read faster than a lease that is granted and revoked at once.
             return None
         began = monotonic()
         lease = await self._ask("lease/grant", {"TTL": LEASE_S}, _Lease)

@@ -1,9 +1,9 @@
-"""Delays elections until the leases of the previous leader have ended, which the new leader does not have.
+"""Delays elections until the leases of the previous leader have ended. The new leader has no record of these leases.
 
 A broker sends heartbeats to every controller. A master that is cut off from the new leader may have a recent lease from
 the previous leader. It accepts messages until this lease ends. If the new leader has received no heartbeat from a
-master, it therefore waits until MAX_LEASE_MS after the start of its own term before it replaces the master. If it sees
-the master's connection close, the master has ended, and the wait is not needed.
+master, it therefore waits until MAX_LEASE_MS after the start of its own term before it replaces the master. If the
+master's connection to the new leader closes, the master has ended, and no wait is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.live_brokers import BrokerIdentity
 from gantrymq.controller.replicas import Live
 
-#: The longest lease, in ms, whatever timeout a heartbeat names. A restarted controller waits this long before it
+#: The longest lease, in ms, regardless of the timeout in a heartbeat. A restarted controller waits this long before it
 #: replaces a master that died together with it. Decision record: docs/decisions/controller-leases.md.
 MAX_LEASE_MS = 4_000
 

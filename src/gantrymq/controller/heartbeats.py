@@ -54,7 +54,7 @@ class Heartbeats:
         return {RequestCode.BROKER_HEARTBEAT: self._heartbeat}
 
     def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Records a heartbeat. Followers do so, too: a new leader then already has the live brokers."""
+        """Records a heartbeat. Followers do this, too, so that a new leader has the live brokers at once."""
         header = request.read_header(ControllerHeartbeatRequestHeader)
         if header.broker_id is None:
             return _response(ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId")
@@ -83,7 +83,7 @@ class Heartbeats:
         # The leader elects no other master before the lease ends. A follower grants no lease.
         lease_ms = self._leases.granted_ms(header.broker_name, timeout_ms, is_leader=self._leadership.is_leader)
         known = self._replicas.get(header.broker_name)
-        # With the current epoch, a broker that was replaced as master while it was silent gets no valid lease.
+        # The current epoch invalidates the lease for a broker that was replaced as master while it was silent.
         fields = {LEASE_FIELD: str(lease_ms), LEASE_EPOCH_FIELD: str(known.master_epoch if known is not None else 0)}
         return _response(ResponseCode.SUCCESS, "Heart beat success", fields=fields)
 

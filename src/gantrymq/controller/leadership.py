@@ -1,7 +1,7 @@
 """Decides whether this controller leads, by means of the state store.
 
-If the outcome of a change is unknown, the term ends. The next term starts by reading the whole state. So the memory of
-this controller always matches the store.
+If the outcome of a change is unknown, the term ends. The next term starts by reading the whole state. The memory of
+this controller therefore always matches the store.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Leadership:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the controller's state can't be written: {e}") from e
         if not is_kept:
             self._end(term, "another controller leads")
-            # This also applies if this controller leads again in another term.
+            # This also applies if this controller is leader again, in another term.
             raise _not_leader()
         return self._term is not None and self._term.number == term.number
 

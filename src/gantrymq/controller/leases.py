@@ -1,8 +1,8 @@
 """The leases that a leading controller grants to brokers in its responses to heartbeats.
 
-A master accepts messages while its lease is valid, and no other master is elected before the lease ends. Once a new
-master is decided, no lease is granted in that broker set until the store has stored the decision. Otherwise a silent
-master could renew its lease at this moment. After that, the set has a new epoch, and a broker with the old epoch gets
+A master accepts messages while its lease is valid, and no other master is elected before the lease ends. After a new
+master is selected, no lease is granted in that broker set until the change is stored. Otherwise a silent master could
+renew its lease at this moment. When the change is stored, the set has a new epoch, and a broker with the old epoch gets
 no lease either.
 """
 
@@ -18,7 +18,7 @@ class Leases:
     """The leases granted by one controller."""
 
     def __init__(self) -> None:
-        #: Broker sets with a decided change of the master that may not be stored yet.
+        #: Broker sets whose change of master is decided but may not be stored yet.
         self._ending: set[str] = set()
 
     @contextmanager

@@ -13,14 +13,14 @@ from typing import NamedTuple
 DEFAULT_TIMEOUT_MS = 10_000
 #: Shortest interval of the check for silent brokers, in milliseconds. With 20,000 brokers a check takes 3 ms.
 SOONEST_MS = 100
-#: Priority of a broker that sends no priority: the broker is elected last.
+#: Priority of a broker that sends no priority. Such a broker is elected last.
 LAST_PRIORITY = (1 << 31) - 1
-#: Largest number of live brokers, so that invented ones cannot fill the memory.
+#: Maximum number of live brokers, so that forged heartbeats cannot fill the memory.
 MAX_BROKERS = 20_000
 
 
 class BrokerIdentity(NamedTuple):
-    """Identifies a broker. The id is assigned by the controller. It is not the 0 or 1 for NameServers."""
+    """Identifies a broker. The id is assigned by the controller. It is not the id (0 or 1) in NameServers."""
 
     cluster_name: str
     broker_name: str
@@ -36,11 +36,11 @@ class LiveBroker:
     last_update_ms: int
     timeout_ms: int
     election_priority: int
-    #: Progress of its log: the epoch of the last entry and the end of the log. The highest reported values.
+    #: Progress of the broker's log: the epoch of the last entry and the end of the log, as the highest reported values.
     epoch: int = -1
     max_offset: int = -1
     confirm_offset: int = -1
-    #: Sequence number of its last request, counted over the requests of all brokers.
+    #: Sequence number of the broker's last request. The numbers count the requests of all brokers.
     word: int = 0
 
     def is_active(self, now_ms: int) -> bool:
@@ -101,7 +101,7 @@ class LiveBrokers:
         return live if live is not None and live.is_active(now_ms) else None
 
     def spoke(self, identity: BrokerIdentity) -> None:
-        """Records that a broker sent a request, a heartbeat or another one. Does not extend the heartbeat timeout."""
+        """Records that a broker sent a heartbeat or another request. Does not extend the heartbeat timeout."""
         if (live := self._brokers.get(identity)) is not None:
             self.words += 1
             live.word = self.words

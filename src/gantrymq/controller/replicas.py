@@ -40,7 +40,7 @@ from gantrymq.protocol.headers.controller import (
 )
 from gantrymq.protocol.headers.header import Header
 
-#: Limits: broker sets, brokers in total and per set, and characters of a name, an address or a check code.
+#: Limits on broker sets, on brokers in total and per set, and on the characters of a name, an address or a check code.
 MAX_BROKER_SETS = 20_000
 MAX_BROKERS = 20_000
 MAX_REPLICAS = 64
@@ -84,7 +84,7 @@ class Replicas:
         self._broker_count = sum(len(each.replicas) for each in self._sets.values())
 
     def apply(self, changed: BrokerSet) -> None:
-        """Makes a changed set current, after the state store has stored it."""
+        """Replaces a broker set by `changed`, after the state store has stored this change."""
         before = self._sets.get(changed.broker_name)
         self._sets[changed.broker_name] = changed
         self._broker_count += len(changed.replicas) - (len(before.replicas) if before is not None else 0)
@@ -262,7 +262,7 @@ class Replicas:
         """Returns the id of the broker that an election would select, or None."""
         asked_by = header.broker_id
         if not known.had_master and asked_by in known.replicas:
-            # There are no messages yet that the broker could lack.
+            # The set has no messages yet, so the broker cannot lack any.
             return asked_by
         candidates: list[Iterable[int]] = [known.sync_state_set]
         if unclean:
@@ -356,7 +356,7 @@ def _nobody_elected(known: BrokerSet, asked_by: int) -> Decision:
         ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
         "Old master has down and failed to elect a new broker master",
         ElectMasterResponseHeader(),
-        # From the new epoch, the other brokers see that there is no master. Each requests an election when it is ready.
+        # The new epoch shows the other brokers that there is no master. Each requests an election when ready.
         changed=known.without_master() if known.master is not None else None,
     )
 

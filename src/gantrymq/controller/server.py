@@ -142,7 +142,7 @@ class Controller:
                 await self._metrics.start()
             self._expiring.start()
             stack.callback(self._expiring.cancel)
-            # First give brokers time to reconnect after this controller starts.
+            # Starts later, so that brokers have time to reconnect after this controller has started.
             self._looking.start(MAX_LEASE_MS / 1000)
             stack.callback(self._looking.cancel)
             self._running = stack.pop_all()
@@ -172,7 +172,7 @@ class Controller:
         # Not closed here: these connections may be used again. Silent connections are closed by the idle timeout.
         self.elections.gone(self.live_brokers.expire(now_ms), have_ended=False)
         next_ms = self.live_brokers.next_expiry_ms()
-        # Read on each run, because a request may change the interval.
+        # The interval is read on each run, because a request may change it.
         interval_s = self._expire_interval_s
         return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, SOONEST_MS) / 1000)
 

@@ -2,11 +2,11 @@
 
 - When `commit` returns, the change is on the disk (WAL, synchronous=FULL: one fsync for each transaction). Changes that
   arrive together are one transaction.
-- The file is locked while a controller uses it, so a second controller gets an error. Each start is a new term
-  nevertheless. A write of an earlier process then compares the wrong term and fails.
+- The file is locked while a controller uses it, so a second controller gets an error. Nevertheless, each start is a new
+  term, so that a write of an earlier process fails: its term is outdated.
 - `open` checks the whole file and refuses one that is damaged, empty or without tables. A controller with an empty
-  state would assign broker ids and epochs for a second time. A marker file exists during the first start, so that after
-  a crash an unfinished file is not treated as a damaged one.
+  state would assign the same broker ids and epochs again. A marker file exists during the first start, so that an
+  incomplete file does not count as damaged after a crash.
 - A backup is written after the check, after changes, and by `close`. A damaged file therefore never replaces it.
 """
 
@@ -219,7 +219,7 @@ class SqliteStore:
 
 
 def _connect(path: Path, check_value: CheckValue, *, is_new: bool) -> sqlite3.Connection:
-    # The module must not begin or end transactions itself.
+    # With this isolation level, the module `sqlite3` does not begin or end transactions itself.
     db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -1,9 +1,9 @@
 """The interface to the store of broker sets (SQLite, etcd), which also decides which controller leads.
 
 Controllers have no consensus algorithm of their own. The store has a leader's key and a key for each broker set. The
-controller that gets the leader's key leads for a term. Each change is a transaction that compares this key. So a former
-leader cannot change anything, even if it has not noticed the end of its term. Within a term only one process writes, so
-the other keys need no versions.
+controller that gets the leader's key leads for a term. Each change is a transaction that compares this key. A former
+leader therefore cannot change anything, even if it has not detected the end of its term. Within a term only one process
+writes, so the other keys need no versions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Term:
     """A term of a leader. The store assigns `number`, which is higher than those of all earlier terms."""
 
     number: int
-    #: End of the lease, in seconds of this machine's monotonic clock. No other controller leads before it. inf: no
-    #: lease.
+    #: End of the lease, in seconds of this machine's monotonic clock. No other controller leads before this time. inf:
+    #: no lease.
     until: float
 
 
 class StateStore(Protocol):
     """Methods raise GantryError if the store is unreachable or the outcome of a transaction is unknown."""
 
-    #: Interval in which a leader calls `keep` and a follower may call `campaign`, in seconds.
+    #: Interval at which a leader calls `keep` and a follower may call `campaign`, in seconds.
     interval_s: float
 
     async def open(self) -> None:
@@ -59,7 +59,7 @@ class StateStore(Protocol):
         """Returns all broker sets by name. Call it after `campaign`."""
 
     async def commit(self, term: Term, name: str, value: bytes) -> bool:
-        """Stores a broker set durably. Returns false without a change if the leader's key does not belong to this term.
+        """Stores a broker set durably. Returns false, without a change, if another term has the leader's key.
 
         After a GantryError the outcome is unknown. The leader must then begin a new term.
         """

@@ -1,4 +1,4 @@
-"""Runs functions in daemon threads, which the process doesn't join at its end."""
+"""Runs functions in daemon threads, which do not delay the end of the process."""
 
 from __future__ import annotations
 

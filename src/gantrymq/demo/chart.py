@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The number of largest carriers that have a line of their own in the chart.
+#: The number of carriers, largest first, that have their own line in the chart.
 LINES = 4
 
 

@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
 
 
 def compare(result: str, expected: pd.DataFrame, actual: pd.DataFrame) -> Comparison:
-    """Compares all FIGURES of every (carrier, hour). A figure is wrong if only one side has it."""
+    """Compares all figures of every carrier and hour. A figure that only one side has counts as wrong."""
     both = expected.join(actual, how="outer", lsuffix="_expected", rsuffix="_actual")
     wrong, example = 0, ""
     for name in FIGURES:
@@ -46,7 +46,7 @@ def compare(result: str, expected: pd.DataFrame, actual: pd.DataFrame) -> Compar
 
 
 def read_parquet(directory: Path) -> pd.DataFrame:
-    """Reads FIGURES by (carrier, hour) from Spark's Parquet files."""
+    """Reads the columns FIGURES, indexed by (carrier, hour), from Spark's Parquet files."""
     import pandas as pd
 
     table = pd.read_parquet(directory, columns=["carrier", "hour", *FIGURES])

@@ -22,7 +22,7 @@ POLL_INTERVAL_S = 0.1
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """A message of the result topic: FIGURES of one carrier and hour."""
+    """A message of the result topic: the figures of one carrier and hour."""
 
     carrier: str
     hour: datetime
@@ -53,7 +53,7 @@ class Collected:
             self.contradictions += 1
 
     def figures(self) -> pd.DataFrame:
-        """Returns FIGURES by (carrier, hour)."""
+        """Returns the columns FIGURES, indexed by (carrier, hour)."""
         import pandas as pd
 
         table = pd.DataFrame([msgspec.structs.asdict(delay) for delay in self._by_key.values()])

@@ -44,7 +44,7 @@ def load_airlines() -> pd.DataFrame:
 
 
 def expected_figures(flights: pd.DataFrame) -> pd.DataFrame:
-    """Computes FIGURES by (carrier, hour) from the source. Delays are sums, in minutes."""
+    """Computes the columns FIGURES, indexed by (carrier, hour), from the source. Delays are sums, in minutes."""
     return (
         flights.groupby(["carrier", "hour"])
         .agg(

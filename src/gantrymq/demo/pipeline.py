@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 FLIGHTS_TOPIC = "flights"
 DELAYS_TOPIC = "flight-delays"
-#: An hour is final when the stream is this much later. Messages are in order only within a queue. In a micro-batch, the
-#: queues are up to nine days of flights apart, because not every aircraft flies during the whole year.
+#: An hour is final when the stream has read a flight that is this much later. Messages are in order only within a
+#: queue. In a micro-batch, queues are up to nine days apart, because not every aircraft flies all year.
 WATERMARK = "21 days"
 #: Small enough for several micro-batches, so that the demo shows progress and can be interrupted.
 FLIGHTS_PER_BATCH = 60_000
@@ -53,7 +53,7 @@ def read_flights(spark: SparkSession, namesrv_addr: str) -> DataFrame:
 
 
 def delays_by_carrier_and_hour(flights: DataFrame, airlines: DataFrame) -> DataFrame:
-    """Returns FIGURES of each carrier and hour with the airline's name. A row is emitted when its hour is final."""
+    """Returns the figures of each carrier and hour, with the airline's name. Emits a row when its hour is final."""
     return (
         flights.withWatermark("hour", WATERMARK)
         .dropDuplicates(["id", "hour"])

@@ -32,7 +32,7 @@ FLIGHTS_PER_STEP = 6_500
 ROUTE_TIMEOUT_S = 10.0
 ROUTE_POLL_S = 0.05
 SEND_TIMEOUT_S = 10.0
-#: A flight that is later than every other one plus the watermark, so that all hours become final.
+#: A flight that is later than all other flights by more than the watermark, so that all hours become final.
 END_BODY = b'{"id":-1,"hour":"2014-06-01T00:00:00Z","carrier":"END"}'
 
 
@@ -71,7 +71,7 @@ async def send_flights(
     stop: threading.Event,
     on_sent: Callable[[int], None],
 ) -> None:
-    """Sends the flights that `state` has not recorded, and records them. `on_sent` gets the number sent so far."""
+    """Sends the flights that `state` does not record yet, and records them. `on_sent` gets the number sent so far."""
     async with Producer(namesrv_addr, GROUP) as producer:
         queues = await producer.queues(topic)
         on_sent(state.progress.sent)

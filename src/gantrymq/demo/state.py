@@ -23,7 +23,7 @@ class Progress(msgspec.Struct):
 
     #: The number of flights of the run.
     total: int
-    #: The number of flights that brokers have acknowledged, from the first one on. Later ones can also be in the topic.
+    #: The number of flights, from the first one, that brokers have acknowledged. The topic can contain later flights.
     sent: int = 0
     #: If true, the last run was complete, and the next one starts anew.
     is_finished: bool = False
@@ -86,7 +86,7 @@ class DemoState:
         return self._lock.fileno()
 
     def save(self) -> None:
-        """Writes `progress` atomically: after a crash, the file has the old or the new one."""
+        """Writes `progress` atomically: after a crash, the file contains either the old or the new progress."""
         temporary = self._file.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(self.progress))
@@ -101,7 +101,7 @@ class DemoState:
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in self.directory.iterdir()}
-        # A check, because `_clear` deletes files: it must never run in a directory of another program.
+        # `_clear` deletes files, so it must never run in a directory of another program.
         if names - {f"{PROGRESS_FILE}.lock"} and PROGRESS_FILE not in names:
             raise GantryError(f"{self.directory} holds other files than the demo's: name a new or empty directory")
 

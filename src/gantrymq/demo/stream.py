@@ -31,16 +31,16 @@ BROKERS = 2
 #: Small commit log files, because the messages of both topics take only 150 MB.
 BROKER_PROPERTIES = {"mappedFileSizeCommitLog": str(128 * 1024 * 1024)}
 POLL_INTERVAL_S = 0.25
-#: After the query, the demo waits this long (s) for a further result. Then the missing results count as lost.
+#: The longest wait for the next result after the query has ended, in seconds. The missing results then count as lost.
 COLLECT_TIMEOUT_S = 15.0
-#: The number of messages that Spark reads in addition to the flights: the one of `send_end`.
+#: The number of messages that Spark reads in addition to the flights: only the message of `send_end`.
 END_MESSAGES = 1
 #: The longest time to stop the threads, in seconds.
 STOP_TIMEOUT_S = 15.0
 
 
 class Rate(NamedTuple):
-    """A number of messages, and the time for them in seconds."""
+    """A number of messages, and the time in which they were processed, in seconds."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -104,7 +104,7 @@ class FlightStream:
         try:
             self._follow(query, sending, collecting)
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
-            # Sent after Spark has read every flight, because it drops flights after this message as too late.
+            # Sent after Spark has read every flight, because Spark drops flights after this message as too late.
             asyncio.run(send_end(addr, FLIGHTS_TOPIC))
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
             rows = sum(batch.numInputRows for batch in query.recentProgress)

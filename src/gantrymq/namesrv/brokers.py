@@ -1,4 +1,4 @@
-"""The data of registered brokers, and rules that depend on which brokers of a name are present."""
+"""The data of registered brokers, and the rules that depend on which brokers of a name are registered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class MinBrokerIdChange:
-    """A change of the lowest broker id of a name. The brokers at the addresses in `notify` must be notified."""
+    """A change of a name's lowest broker id. The brokers at the addresses in `notify` must be notified."""
 
     broker_name: str
     min_broker_id: int
@@ -70,6 +70,6 @@ def with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
 def min_broker_id_change(broker: BrokerData, offline: str | None, ha_server_addr: str | None) -> MinBrokerIdChange:
     addresses = broker.broker_addrs
     lowest = min(addresses)
-    # After a registration, all brokers but the new one get a notification. After a loss, all remaining brokers get one.
+    # A registration is notified to all brokers except the new one, and a loss to all remaining brokers.
     notify = tuple(a for i, a in addresses.items() if offline is not None or len(addresses) == 1 or i != lowest)
     return MinBrokerIdChange(broker.broker_name, lowest, addresses[lowest], offline, ha_server_addr, notify)

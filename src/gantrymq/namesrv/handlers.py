@@ -1,7 +1,7 @@
 """The request handlers of a NameServer, one per request code (namesrv/processor/*).
 
 A handler reads the header, reads or changes the tables, and responds at once. There are two exceptions: a registration
-can be large, so it runs in steps, and changes to a file are on disk before the response. An invalid request changes
+can be large, so it runs in steps. A change to a file is on disk before the response is sent. An invalid request changes
 nothing.
 """
 
@@ -54,11 +54,11 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Largest bodies of a manually registered topic's queues and of a data version, in bytes.
+#: Maximum size of a request body that contains a topic's queues or a data version, in bytes.
 MAX_ROUTE_BYTES = 256 * 1024
 MAX_VERSION_BYTES = 4 * 1024
 
-#: "broker:queues;..." by topic, for producers with an order over all queues (NamesrvUtil).
+#: KV namespace with "broker:queues;..." by topic, for producers with an order over all queues (NamesrvUtil).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 #: Fields with a broker's zone and a client's preferred zone (MixAll). They are not part of the header classes.
 ZONE_NAME_FIELD = "__ZONE_NAME"

@@ -40,7 +40,7 @@ INTERVAL_S = 1.0
 _PAUSE_FACTOR = 20
 #: Size limit of the file. 500,000 topics with names of 50 characters need 27 MB.
 MAX_FILE_BYTES = 32 * 1024 * 1024
-#: Maximum number of topics of an entry. An entry is encoded in one step, which blocks the event loop.
+#: Maximum number of topics in an entry. An entry is encoded in one step, which blocks the event loop.
 _TOPICS_OF_ENTRY = 10_000
 
 
@@ -65,8 +65,7 @@ class _Snapshot(NamedTuple):
     clusters: dict[str, str]
     topics: dict[str, TopicQueues]
     lost: list[LostBroker]
-    #: Monotonic time of the snapshot, as in `LostBroker.since_ms`, and the offset from such a time to ms since the
-    #: epoch.
+    #: Monotonic time of the snapshot (as in `LostBroker.since_ms`), and the number to add to it for ms since the epoch.
     now_ms: int
     epoch_ms: int
 
@@ -103,7 +102,7 @@ class KnownBrokersFile:
             for name in group.broker_names:
                 topics_of[name].update(group.names)
         started_ms, epoch_ms = int(monotonic() * 1000), now_ms()
-        # Over its limits, LostBrokers removes the brokers that were lost first.
+        # If its limits are exceeded, LostBrokers removes the brokers that were lost first.
         for name, broker in sorted(content.brokers.items(), key=lambda item: item[1].lost_time or epoch_ms):
             away_ms = 0 if broker.lost_time is None else max(0, epoch_ms - broker.lost_time)
             if away_ms < KEPT_MS:

@@ -7,8 +7,8 @@ brokers. A NameServer shows lost brokers as a namespace of its KV configuration.
     list    LOST_BROKERS: the same for each topic of a lost broker
     delete  LOST_BROKERS, name of a broker: it will not return, so it is removed here
 
-A broker that unregisters also counts as lost. It may only be restarting, and a read in the meantime would get half of
-its topics. After a broker returns, it still counts as lost for topics that it has not registered again, because their
+A broker that unregisters also counts as lost. It may only be restarting, and a batch read in the meantime would miss
+its queues. After a broker returns, it still counts as lost for topics that it has not registered again, because their
 routes lack the broker.
 
 After a start of the NameServer, all brokers in its file are lost until they register (`known_brokers`).
@@ -33,7 +33,7 @@ KEPT_MS = 72 * 3600 * 1000
 #: Time in which a returned broker registers its topics, possibly in parts, in milliseconds. After this time, its other
 #: topics count as deleted.
 PARTS_MS = 60_000
-#: Limits of lost brokers and of their topics in total, so that forged registrations cannot fill the memory.
+#: Maximum numbers of lost brokers and of all their topics, so that forged registrations cannot fill the memory.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 200_000
 #: Number of topics that one step encodes.
@@ -58,7 +58,7 @@ class LostBroker(NamedTuple):
 class _Lost:
     cluster_name: str
     topics: set[str]
-    #: Time at which the broker was lost, or returned. Set by the next call of `forget_old`.
+    #: Time at which the broker was lost or returned. The next call of `forget_old` sets it.
     since_ms: int | None = None
     is_back: bool = False
     #: True if the NameServer has just started and the broker may not have had time to register.
@@ -75,11 +75,11 @@ class LostBrokers:
         self.revision = 0
 
     def lose(self, broker_name: str, cluster_name: str, topics: set[str]) -> None:
-        """Adds a lost broker with its topics. Above the limits, the brokers that were lost first are removed."""
+        """Adds a lost broker with its topics. If a limit is exceeded, removes the brokers that were lost first."""
         self._add(broker_name, _Lost(cluster_name, topics))
 
     def recall(self, broker: LostBroker, *, is_awaited: bool) -> None:
-        """Adds a broker from the file of known brokers. `is_awaited`: it was registered when the file was written."""
+        """Adds a broker from the file of known brokers. `is_awaited`: the file records it as registered."""
         lost = _Lost(broker.cluster_name, set(broker.topics), broker.since_ms, is_awaited=is_awaited)
         self._add(broker.broker_name, lost)
 

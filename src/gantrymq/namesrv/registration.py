@@ -22,10 +22,10 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBroke
 
 #: Longest name or address, in characters. Java has no limit here, but its longest topic names have 255 characters.
 MAX_NAME_LENGTH = 1024
-#: Maximum number of topics of a broker. A larger number does not fit into one frame as JSON.
+#: Maximum number of topics of a broker. More topics would not fit into one frame as JSON.
 MAX_TOPICS = 100_000
-#: Largest number of different forms of topics (queue numbers, permissions, flags) on a broker. Each form costs memory,
-#: and time when the broker leaves. Real clusters have a few.
+#: Maximum number of different topic forms (queue numbers, permissions, flags) on a broker. Each form costs memory, and
+#: time when the broker leaves. Real clusters have a few forms.
 MAX_FORMS = 2_000
 MAX_FILTER_SERVERS = 100
 
@@ -98,8 +98,8 @@ def _check_table(table: TopicConfigTable) -> Generator[None, None, None]:
     forms = set()
     for config, number in zip(table.topic_config_table.values(), count(1), strict=False):
         form = (config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
-        # Nearly all topics share a form with another topic. For these, a check takes 0.2 us instead of 0.8 us, every 30
-        # s.
+        # Nearly all topics share a form with another topic. For such topics, this takes 0.2 us instead of 0.8 us, every
+        # 30 s.
         if form in forms:
             _check_name(config.topic_name)
         else:

@@ -46,7 +46,7 @@ DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
 #: Routes of topics with this prefix show no acting master (TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX).
 SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
-#: Limits of brokers, and of topics in total. Without limits, forged registrations could fill the memory and slow down
+#: Maximum number of brokers, and of topics in total. Otherwise forged registrations could fill the memory and slow down
 #: loops.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 500_000
@@ -99,7 +99,7 @@ class RouteTable:
     ) -> Generator[None, None, Registered]:
         """Adds or updates a broker at once, and its topics in steps. The result is the same as in one step.
 
-        If the broker is removed or registers again meanwhile, the rest of its topics is skipped.
+        If the broker is removed or registers again before the last step, the rest of its topics is skipped.
 
         Raises:
             RequestRefused: An unknown broker registers a single topic, or there are too many brokers or topics.
@@ -116,7 +116,7 @@ class RouteTable:
         self._check_limits(key, table.topic_config_table)
         renamed = self._live.get(key)
         if renamed is not None and renamed.broker_name != name:
-            # Java would keep the address under both names, and never remove the old one.
+            # Java would keep the address under both names, and never remove the old entry.
             self.unregister([identity(key, renamed)])
         if broker is None:
             log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
@@ -405,7 +405,7 @@ class RouteTable:
         )
 
     def forget_answers(self) -> None:
-        """Discards all cached routes, because something that can affect every route has changed."""
+        """Discards all cached routes, after a change that can affect every route."""
         self._topics.forget_encoded_routes()
 
     def cluster_info(self) -> ClusterInfo:

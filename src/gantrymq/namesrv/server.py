@@ -90,7 +90,7 @@ class NameServer:
             jobs=self.jobs,
         )
         self.address = reachable(config.bind_address, self._server.port)
-        #: Closed connections of brokers that are not removed from the table yet.
+        #: Closed connections whose brokers are not removed from the table yet.
         self._closed: list[Connection] = []
         self._taking_away = self.jobs.repeating("take away brokers that are gone", self._take_away)
         self._scanning = self.jobs.repeating("look for silent brokers", self._scan, self._scan_interval_s)
@@ -99,7 +99,7 @@ class NameServer:
         #: The steps that `stop` has to run.
         self._running = AsyncExitStack()
         self._running.push_async_callback(client.close)
-        # For the brokers whose connections this server closes itself.
+        # Removes the brokers whose connections this server itself closes.
         self._running.callback(self._take_away)
         self._running.push_async_callback(self._server.stop)
 
@@ -180,5 +180,5 @@ class NameServer:
         for connection in silent:
             cast(Connection, connection).close()
         self.notifications.send(changes)
-        # Read on each run, because a request may change the interval.
+        # The interval is read on each run, because a request may change it.
         return self._scan_interval_s

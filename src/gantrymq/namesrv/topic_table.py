@@ -1,7 +1,7 @@
 """The queues of each topic by broker. Topics with equal queues share one object.
 
 Most topics of a cluster have one of a few forms. For example, 20,000 topics on 8 brokers with 8 queues each share one
-`TopicQueues`. It also holds the encoded route. `TopicQueues` is immutable: a changed topic gets another object.
+`TopicQueues`. It also caches the encoded route. `TopicQueues` is immutable: a changed topic gets another object.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantrymq.logs import peer_log
 
 log = peer_log(__name__)
 
-#: Maximum number of topics that one call logs. The log has its own limit, but each omitted line takes 4 us.
+#: Maximum number of topics that one call logs. The log also limits its lines, but each omitted line takes 4 us.
 _LOGGED_AT_ONCE = 20
 
 
@@ -67,7 +67,7 @@ class TopicTable:
         return self.names_where(lambda queues: any(q.broker_name in broker_names for q in queues.queues))
 
     def grouped(self, topics: Iterable[str], broker_names: Collection[str]) -> dict[str, set[str]]:
-        """Returns the subset of `topics` that each of these brokers has."""
+        """Returns, for each of these brokers, the subset of `topics` that it has."""
         topics_of: dict[str, set[str]] = {name: set() for name in broker_names}
         having: dict[TopicQueues, list[set[str]]] = {}
         for topic in topics:

@@ -14,7 +14,7 @@ def reachable(bind_address: str, port: int) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Returns (host, port) of a HOST:PORT. Raises ValueError if the text has another form."""
+    """Splits HOST:PORT into (host, port). Raises ValueError if the text has another form."""
     host, separator, port = address.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 <= int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT")

@@ -57,7 +57,7 @@ class RemotingClient:
         in_place: bool = False,
         silence_s: float = SILENCE_S,
     ) -> None:
-        # Not `or`: the owner may fill an empty mapping later.
+        # `or` would replace an empty mapping, which its owner may fill later.
         self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
         self._ssl_context = ssl_context
         self._hooks = hooks
@@ -78,7 +78,7 @@ class RemotingClient:
             return connection
         if self._closed:
             raise ClientClosed("this client is closed")
-        # All callers for one address share one attempt, which a cancelled caller does not cancel for the others.
+        # All callers for one address share one attempt. If one is cancelled, the attempt continues for the others.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(address))
@@ -100,7 +100,7 @@ class RemotingClient:
             connection = await self._connection_within(address, timeout_ms)
             timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
         try:
-            # The code of `connection.invoke`, to save a coroutine.
+            # The same code as in `connection.invoke`, inlined to save a coroutine.
             left_ms = timeout_ms if not connection.is_full else await connection.wait_until_writable(timeout_ms)
             future = connection.start_request(request, left_ms)
             try:
@@ -149,7 +149,7 @@ class RemotingClient:
             raise ConnectFailed(f"can't connect to {address} in {timeout_ms} ms", address) from None
 
     async def call(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends `request` and returns a successful response. Raises BrokerError for another one, or a RemotingError."""
+        """Sends `request` and returns the response. Raises BrokerError if it reports an error, or a RemotingError."""
         response = await self.invoke(address, request, timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response, address)
@@ -162,7 +162,7 @@ class RemotingClient:
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Closes all connections. Pending requests fail with ConnectionLost, and connection attempts with ClientClosed.
 
-        Unsent data is sent for at most `timeout_s` seconds.
+        Sending unsent data takes at most `timeout_s` seconds.
         """
         self._closed = True
         connecting = list(self._connecting.values())

@@ -18,7 +18,7 @@ class ConnectionLimits:
         slices: Shares the time of the event loop.
         frames: Limits incomplete frames. None: no limit.
         unread: Limits responses that peers do not read. None: no limit.
-        response_tasks: Limits requests that tasks answer. None: no limit.
+        response_tasks: Limits the requests that are answered by tasks. None: no limit.
     """
 
     slices: TimeSlices

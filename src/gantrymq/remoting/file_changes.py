@@ -61,7 +61,7 @@ class FileChanges:
             await asyncio.get_running_loop().run_in_executor(None, replace_file, content.path, content.data)
             content.apply()
         except Exception as e:
-            # The caller gets the error and may retry. The error is no failure of the background job.
+            # The caller gets the error and may retry. The error does not count as a failure of the background job.
             if not done.done():
                 done.set_exception(e)
         finally:

@@ -1,7 +1,7 @@
 """Decides when a connection is read and when its requests are handled.
 
-An open connection is read unless one of the following conditions holds. `read_or_stop` alone checks them. Several can
-hold at once:
+An open connection is read unless one of the following conditions is true. Only `read_or_stop` checks them. Several can
+be true at the same time:
 
     `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
     `_rest` is an iterator    requests of the last read are not handled yet    ends with `go_on`, after the write
@@ -30,11 +30,11 @@ log = peer_log(__name__)
 #: Size at which a client's write buffer is full, in bytes. Writers then wait until the peer reads three quarters of it.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
 #: Size at which a server's write buffer is full, in bytes. The server then stops reading from this peer. The size is
-#: small, because hundreds of peers may not read, and a larger buffer would not help them.
+#: small because hundreds of peers may stop reading. A larger buffer would not help these peers.
 ANSWERS_HIGH_WATER = 1024 * 1024
 #: With this many unsent bytes, a peer gets no more one-way requests, because no caller waits for the buffer.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
-#: Largest size of unsent responses that do not result from reading, for example late responses of tasks. In bytes.
+#: Maximum size of unsent responses that pausing the reads does not stop, such as late responses of tasks, in bytes.
 UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 
 
@@ -71,20 +71,20 @@ class FlowControl(asyncio.Protocol):
         self._closing = False
         self._slices = slices
         self._unread = unread
-        #: Recent CPU time of its time slices beyond its share, in seconds, as of `last_read`.
+        #: Recent CPU time of the connection's time slices in excess of its share, in seconds, as of `last_read`.
         self._recent_s = 0.0
-        #: CPU time of its longest time slice, in seconds. A slice that left requests counts at least SLICE_S. Each
-        #: further slice multiplies this value by SLICE_DECAY.
+        #: CPU time of the connection's longest time slice, in seconds. A slice that did not handle all requests counts
+        #: as at least SLICE_S. Each further slice multiplies this value by SLICE_DECAY.
         self._longest_slice_s = 0.0
         #: A future while the write buffer is full. Done when the buffer has space or the connection is lost.
         self._writable: asyncio.Future[None] | None = None
-        #: Commands of a read that were not handled, because the write buffer was full or the time slice had ended.
+        #: Commands of a read that were not handled because the write buffer was full or the time slice had ended.
         self._rest: Iterator[RemotingCommand] | None = None
         #: True if the connection is deferred and `go_on` will be called.
         self._is_deferred = False
         #: Size of the last read, which is buffered until all its requests are handled, in bytes.
         self.read_bytes = 0
-        #: True if this side has stopped reading (see `stop_reading`), so silence does not mean that the peer is idle.
+        #: True if this side has stopped reading (see `stop_reading`). Silence then does not mean that the peer is idle.
         self.is_stopped = False
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
@@ -94,14 +94,14 @@ class FlowControl(asyncio.Protocol):
     # -- slices --------------------------------------------------------------------------------------------------
 
     def charge(self, seconds: float) -> None:
-        """Adds CPU time that was used for its requests outside its time slices, in seconds of `thread_time`."""
+        """Adds CPU time (`thread_time`, in seconds) that the connection's requests used outside its time slices."""
         # Relative to `last_read`, as in `is_busy`.
         forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
         self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
         self._longest_slice_s = max(self._longest_slice_s, SLICE_S)
 
     def is_busy(self) -> bool:
-        """Returns true if its time slices take more than CHEAP_SHARE of the time."""
+        """Returns true if the connection's time slices take more than CHEAP_SHARE of the time."""
         return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
 
     def forgiven_at(self) -> float:
@@ -153,7 +153,7 @@ class FlowControl(asyncio.Protocol):
 
     def go_on_reading(self) -> None:
         self.is_stopped = False
-        # Counts as input of the peer, because this side did not read.
+        # The pause counts as input, because the peer was not silent: this side did not read.
         self.last_read = monotonic()
         self.read_or_stop()
 
@@ -182,7 +182,7 @@ class FlowControl(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._wake_writers()
         if self._rest is not None:
-            # Later, because the transport is in the middle of a write.
+            # Deferred, because the transport is in the middle of a write.
             self._wait_for_slice()
         else:
             self.read_or_stop()
@@ -219,7 +219,7 @@ class FlowControl(asyncio.Protocol):
         return max(1, round((deadline - self._loop.time()) * 1000))
 
     def _refuse_flood(self) -> bool:
-        """Closes the connection if the peer sends requests without reading the responses, which use memory.
+        """Closes the connection if the peer sends requests but does not read the responses, which use memory.
 
         Returns true if the connection was closed. A pause in reading would not suffice: a client never pauses, and late
         responses are written even if the connection is not read.

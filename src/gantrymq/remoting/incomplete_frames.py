@@ -1,13 +1,13 @@
 """Limits the memory for incomplete frames of all connections of a server.
 
-A frame has up to 16 MiB, and a peer may send only a part of it. With only a limit per connection, sixty such peers hold
-890 MB.
+A frame has up to 16 MiB, and a peer may send only a part of it. With only a limit per connection, sixty such peers
+would use 890 MB.
 
 Rules:
 1. A frame shorter than 64 KiB (SMALL) is always read.
-2. A longer frame is read if it fits into the quota, three quarters of the limit. The full length of each frame being
-   read counts, and the received bytes of each waiting frame. If it does not fit, its connection is not read, and the
-   kernel stops the peer. The last quarter is for the first read of each waiting frame.
+2. A longer frame is read if it fits into the quota, three quarters of the limit. Each frame being read counts with its
+   full length, and each waiting frame with its received bytes. If a frame does not fit, its connection is not read, and
+   the kernel stops the peer. The last quarter is for the first read of each waiting frame.
 3. When quota is free again, the shortest waiting frame continues, then the oldest, in alternation. Therefore neither a
    stream of short frames nor many long frames can block the others forever.
 4. While frames wait, a frame being read that receives nothing for STALLED_S must wait again. After more than
@@ -108,7 +108,7 @@ class IncompleteFrames:
         self._waiting = 0
         #: True if the oldest waiting frame is admitted next; false for the shortest.
         self._is_oldest_next = False
-        #: Received bytes of all frames. `counted` has the full length of the frames being read instead.
+        #: Received bytes of all frames. In contrast, `counted` includes the full length of the frames being read.
         self.held = 0
         self.counted = 0
 
@@ -238,12 +238,12 @@ class IncompleteFrames:
         self.counted -= frame.counted
         if frame.state is _State.WAITING:
             self._waiting -= 1
-        # Small frames begin and end with many reads. Their quota is reused at the next regular check.
+        # Small frames begin and end often. Their quota is reused at the next regular check.
         if self._waiting and frame.state is not _State.SMALL:
             self._job.wake()
 
     def _close_largest(self) -> None:
-        # Below the limit, so that the next read does not exceed it again.
+        # Frees more than necessary, so that the next read does not exceed the limit again.
         for frame in sorted(self._frames.values(), key=lambda frame: (frame.state, -frame.held)):
             if self.held <= self._limit * 7 // 8:
                 break

@@ -1,4 +1,4 @@
-"""Limits the incomplete input of all peers together, in bytes and in time.
+"""Limits the total size and the age of the incomplete input of all peers.
 
 TLS handshakes, connection prefaces, header blocks and frames use memory until they are complete. A peer needs only a
 few bytes to begin one. Each peer has one entry here. If all entries together exceed `max_bytes`, the oldest peers are
@@ -48,7 +48,7 @@ class IncompleteInputs:
         return len(self._inputs)
 
     def begin(self, peer: Peer, size: int, now: float) -> None:
-        """Adds an input of `size` bytes so far. Replaces the peer's previous entry."""
+        """Adds an input of which `size` bytes have arrived. Replaces the peer's previous entry."""
         self.complete(peer)
         self._inputs[peer] = _Input(size, now + self._deadline_s)
         self.bytes += size

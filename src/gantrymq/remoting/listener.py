@@ -2,8 +2,8 @@
 
 Connections and files share the process's file descriptors. A broker that cannot open a log file cannot store messages.
 The server therefore reserves descriptors for files. It accepts and closes connections beyond the limit at once, so that
-clients get an error. A new socket gets the lowest free descriptor number. This number is therefore a lower bound for
-the open descriptors, and no count is needed.
+clients get an error. A new socket gets the lowest free descriptor number, so at least that many descriptors are open.
+No count is needed.
 
 asyncio's own accept loop is not used: if descriptors run out, it accepts nothing for a second.
 """
@@ -31,12 +31,12 @@ BACKLOG = 1024
 _FAST_PORT_BEFORE = 2
 #: Number of attempts to find two free ports with this distance, if the port is not configured.
 _PORT_ATTEMPTS = 20
-#: Largest number of connections accepted in one event-loop iteration.
+#: Maximum number of connections that are accepted in one event-loop iteration.
 _ACCEPTS_PER_TURN = 100
 #: One eighth of the descriptors, within these bounds, is reserved for files and for outgoing connections.
 _LEAST_RESERVE = 32
 _LARGEST_RESERVE = 1024
-#: Smallest connection limit, for any descriptor limit.
+#: Lower bound of the connection limit, whatever the descriptor limit is.
 _LEAST_CONNECTIONS = 16
 #: Interval between log lines about refused connections, in seconds.
 _LOG_INTERVAL_S = 1.0
@@ -46,7 +46,7 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where a server listens.
+    """The address and port on which a server listens.
 
     Attributes:
         host: Address to listen on.
@@ -77,7 +77,7 @@ class Listener:
     The constructor binds the port. Raises GantryError if the port is in use.
 
     Args:
-        options: Address and port to listen on. The attribute `port` has the real number.
+        options: Address and port to listen on. The attribute `port` contains the actual port number.
         accepted: Called with each accepted socket.
         count: Returns the current number of connections.
         jobs: Report for the background job.
@@ -132,7 +132,7 @@ class Listener:
         self._close_spare()
 
     def _close_spare(self) -> None:
-        # Cleared before the close, after which another thread may get the same descriptor number.
+        # Cleared before it is closed, because another thread may get the same descriptor number afterwards.
         spare, self._spare = self._spare, -1
         if spare >= 0:
             files.close(spare)

@@ -24,9 +24,9 @@ from gantrymq.system.clock import monotonic, thread_time
 #: The work of a request: a generator that returns a handler's result. It raises the errors of a handler.
 Steps = Generator[None, None, Reply]
 
-#: Time per event-loop iteration for new long requests, and as much again for waiting requests, in seconds.
+#: Time for new long requests in each event-loop iteration, in seconds. Waiting requests get the same time in addition.
 SLICE_S = 0.01
-#: Interval of checks whether full write buffers have space again, in seconds.
+#: Interval of the check whether full write buffers have space again, in seconds.
 _FULL_S = 0.05
 #: Approximate memory of a waiting request in addition to its header and body, in bytes.
 _OVERHEAD = 2048

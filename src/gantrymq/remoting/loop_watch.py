@@ -21,7 +21,7 @@ log = peer_log(__name__)
 
 #: A request that blocks the loop for longer is logged. In seconds.
 SLOW_REQUEST_S = 0.1
-#: The first slow request is logged at once, then the slowest of each interval of this length, in seconds.
+#: Log interval, in seconds. The first slow request is logged at once, and then the slowest of each interval.
 REPORT_S = 10.0
 #: Interval of the timer whose delay is measured, in seconds.
 BEAT_S = 0.1

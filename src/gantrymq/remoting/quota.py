@@ -1,9 +1,8 @@
 """Quota: shares a `Limit` among hosts and their connections, so that no peer takes all of it.
 
 A connection's share is part of its host's share, which is part of the whole. An item counts in all three. A part may
-use at most as much as then remains free in the share that contains it. One host therefore gets at most half of the
-limit, and the next host half of the rest. A peer with few items finds capacity, even if many others use up their
-shares.
+use at most as much as remains free in the share that contains it. One host therefore gets at most half of the limit,
+and the next host half of the rest. A peer with few items finds capacity, even if many others use up their shares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ResponseTasks: the requests of a connection that tasks answer."""
+"""ResponseTasks: the requests of a connection that are answered by tasks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SUCCESS, ONEWAY, NOT_WRITTEN = "success", "oneway", "write_channel_failed"
 
 
 class RpcLatency:
-    """Histograms of latencies. There is one for each combination of labels that occurred."""
+    """Histograms of latencies. Each combination of labels has its own histogram."""
 
     def __init__(self) -> None:
         #: (request code, response code, responded later, result) -> latencies in ms.

@@ -38,7 +38,7 @@ CLOSED_PER_TURN = 200
 class RemotingServer:
     """A listening socket and its connections.
 
-    The constructor binds the port, so that `port` has the real number from the beginning. `serve` starts to accept
+    The constructor binds the port, so that `port` is the actual port from the beginning. `serve` starts to accept
     connections. Raises GantryError if a port is in use.
 
     Args:
@@ -78,7 +78,7 @@ class RemotingServer:
         self.loop_watch = LoopWatch(jobs)
         self.incomplete_frames = IncompleteFrames(jobs)
         self._unread_responses = UnreadResponses(jobs)
-        #: The requests that tasks answer.
+        #: The requests that are answered by tasks.
         self.response_tasks = Quota(RESPONSE_TASKS)
         self._limits = ConnectionLimits(
             TimeSlices(self.loop_watch, jobs), self.incomplete_frames, self._unread_responses, self.response_tasks
@@ -188,6 +188,6 @@ class RemotingServer:
         idle = [c for c in self.connections if c.last_read < oldest and not c.is_stopped and not c.is_closed]
         for connection in idle[:CLOSED_PER_TURN]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
-            # Not `close`, which would wait for a peer that is down or doesn't read to take the unsent data.
+            # `close` would wait until the unsent data is sent, but the peer may be down or may not read.
             connection.abort()
         return 0.0 if len(idle) > CLOSED_PER_TURN else None

@@ -1,4 +1,4 @@
-"""Signs requests and checks signatures of the bytes in `protocol/acl_signature` (acl/common/AclClientRPCHook)."""
+"""Signs requests and checks signatures. `protocol/acl_signature` defines the signed bytes (AclClientRPCHook)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gantrymq.system.clock import now_ms
 
 #: Largest accepted difference between a bound signature's time and this machine's clock, in milliseconds.
 MAX_CLOCK_DIFFERENCE_MS = 300_000
-#: A proxy may reorder requests. An opaque number is accepted if it is less than WINDOW below the highest number.
+#: A proxy may reorder requests. An opaque number is accepted if its distance to the highest number is less than WINDOW.
 WINDOW = 1024
 _MASK = (1 << WINDOW) - 1
 _MAX_OPAQUE = 0x7FFF_FFFF
@@ -44,7 +44,7 @@ class SigningHook:
 class SignedOpaques:
     """Accepts each signed opaque number of one connection once, to prevent replay.
 
-    A client counts up its opaque numbers per connection, so the highest number and the WINDOW below it suffice.
+    A client's opaque numbers increase within a connection, so the highest number and the WINDOW below it suffice.
     """
 
     __slots__ = ("_highest", "_seen")
@@ -55,7 +55,7 @@ class SignedOpaques:
         self._seen = 0
 
     def add(self, number: int) -> bool:
-        """Returns false if the number is a repetition or below the window. After 2^31 - 1, numbers restart at 0."""
+        """Returns false if the number was used before or is below the window. Numbers restart at 0 after 2^31 - 1."""
         ahead = (number - self._highest) & _MAX_OPAQUE
         if 0 < ahead <= _MAX_OPAQUE // 2 or not self._seen:
             self._seen = ((self._seen << ahead) | 1) & _MASK if ahead < WINDOW else 1
@@ -73,8 +73,8 @@ def signature_problem(
 ) -> str | None:
     """Returns a text for an invalid signature, or None for a valid signature of this request by `signer`.
 
-    The text begins with ": " and is appended to Java's message. It is "" if there is nothing to add. If `needs_bound`
-    is set, a signature in Java's form is invalid.
+    The text begins with ": " and is appended to Java's message. The text is "" if there is nothing to add. If
+    `needs_bound` is set, a signature in Java's form is invalid.
     """
     fields = request.ext_fields
     if BOUND_SIGNATURE not in fields:

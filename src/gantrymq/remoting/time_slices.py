@@ -8,7 +8,7 @@ Terms:
 - A *round* is one loop iteration.
 - A *cheap* connection was served in the last second (KNOWN_S). Its slices took at most CHEAP_SHARE of the time, or at
   most SHORT_SLICE_S each. On a slow machine, a client with 100 small messages per second exceeds CHEAP_SHARE. At most
-  50 connections can do so, because together they have the whole time. With short slices they add 50 ms to a round.
+  50 connections can do so, because 50 shares are the whole time. With short slices, they add 50 ms to a round.
 
 Rules:
 1. A time slice is SLICE_S. After the slices of a round add up to that value, each further slice is CROWDED_SLICE_S.
@@ -19,9 +19,9 @@ Rules:
    time. Connections with little recorded use alternate with busy connections, so that neither group starves the other.
    Among the busy connections, the connection with the least CPU time comes first. Used CPU time expires, also for
    waiting connections. After 2 s, a waiting connection comes before all newly deferred connections.
-5. A slice ends by wall time, because other connections wait that long. Usage counts as CPU time, which costs 0.5 us
-   more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall time
-   counted, a cheap client would be deferred for seconds.
+5. A slice ends by wall time, because other connections wait that long. Usage is measured in CPU time, which takes 0.5
+   us more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall
+   time counted, a cheap client would be deferred for seconds.
 
 A client with few requests thus waits for one round and one request at most, regardless of the other clients. The cost
 of a request is only known afterwards. Many connections that were cheap until then can together exceed the limit once.
@@ -45,8 +45,8 @@ from gantrymq.remoting.loop_watch import LoopWatch
 SLICE_S = 0.005
 #: Longest time slice after the slices of this round reached SLICE_S, in seconds.
 CROWDED_SLICE_S = 0.0005
-#: Time for all slices of a round, after which only cheap connections are served. Then the part of a round for deferred
-#: connections. In seconds.
+#: Time for all slices of a round, after which only cheap connections are served. WAITING_S: the time of a round for
+#: deferred connections. Both in seconds.
 ROUND_S = 0.02
 WAITING_S = 0.01
 #: Share of the time that a cheap connection may use, and a burst that it may use in addition, in seconds. A client with
@@ -57,7 +57,7 @@ CHEAP_S = 0.01
 SHORT_SLICE_S = 0.001
 #: Each further slice multiplies the recorded longest slice of a connection by this factor.
 SLICE_DECAY = 7 / 8
-#: Cap of the recorded CPU time, in seconds. With it, all recorded use expires after 2 s or more without use.
+#: Upper limit of the recorded CPU time, in seconds. All recorded use thus expires after about 2 s without use.
 MOST_S = 0.05
 #: A connection that was not served for this time is not cheap, because its behaviour is unknown. In seconds.
 KNOWN_S = 1.0

@@ -1,7 +1,7 @@
 """Limits the memory for unread responses of all connections of a server.
 
-If a peer does not read, its write buffer fills, and the server then stops reading from it. At this time, the buffer has
-1 MiB and one more response. Without another limit, 300 peers that read no responses would use 277 MiB.
+If a peer does not read, its write buffer fills, and the server then stops reading from it. By then, the buffer contains
+up to 1 MiB plus one response. Without another limit, 300 peers that read no responses would use 277 MiB.
 
 Rules:
 1. If full write buffers exceed half of the limit, `is_much` is true. Bulk reads then return smaller responses.
@@ -24,7 +24,7 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: A network can delay a peer for some seconds.
+#: Time after which a peer counts as stalled, in seconds. A network can delay a peer for some seconds.
 STALLED_S = 5.0
 _LOOK_S = 0.5
 
@@ -81,7 +81,7 @@ class UnreadResponses:
             known = self._full[writer] = _Full(0, self._clock())
         self._measure(writer, known)
         if self.held > self._limit:
-            # Later, because the transport is in the middle of a write.
+            # Deferred, because the transport is in the middle of a write.
             self._job.wake()
 
     def taken(self, writer: Writer) -> None:

@@ -13,9 +13,9 @@ After the opening, each message is `int64 -2 | int32 size | content`. The openin
 handshake (older versions, Java) work as before. A master sends the challenge to GantryMQ slaves only.
 
 A MAC is HMAC-SHA256 with the secret key of the access key, over the sender's role and the content of the earlier
-messages. The slave sends its MAC first, so that a stranger gets no MAC from which to guess the secret key. The address
-prevents relaying: a false master cannot forward the messages to the real master. The address is "" if the master is
-configured on the slave.
+messages. The slave sends its MAC first, so that a stranger gets no MAC that would help to guess the secret key. The
+address prevents relaying: a false master cannot forward the messages to the real master. The address is "" if the
+master is configured on the slave.
 
 The handshake does not protect the connection after it. Only TLS protects against an attacker who can change traffic.
 """

@@ -35,7 +35,7 @@ SHUTDOWN = 4
 #: Capacity of Java's handshake buffer, in epochs (`AbstractWriteSocketService.handShakeBuffer`).
 MAX_EPOCHS = 1000
 
-#: Encoding of "no" by a GantryMQ slave. If both flags are yes, the slave is not recognized as one of GantryMQ.
+#: A GantryMQ slave's encoding of "no". If both flags are yes, the master can't recognize the slave as GantryMQ's.
 _OUR_NO = 2
 
 _STATE = Struct(">i")

@@ -1,7 +1,7 @@
 """The master's side of a connection with one slave: receives reports and sends the log (`HAConnection`).
 
-It sends slices of the mapped log without a copy. The socket gets the next batch after the last one was sent. So a slave
-that does not read uses only one slice of the master's memory.
+The connection sends slices of the mapped log without a copy. The socket gets a batch after the previous one was sent. A
+slave that does not read therefore uses only one slice of the master's memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = peer_log(__name__)
 
 #: Maximum size of the data that is sent to one slave before the other slaves are served, in bytes.
 _STEP_BYTES = 256 * 1024
-#: While an acknowledgement is pending, fewer bytes than this wait for more, for at most _GATHER_S seconds. A frame
-#: takes 30 us on each side, whatever its size, and more messages arrive meanwhile.
+#: If an acknowledgement is pending and fewer bytes than this are unsent, the master waits up to _GATHER_S seconds for
+#: more. A frame takes 30 us on each side, regardless of its size.
 _FEW_BYTES = 16 * 1024
 _GATHER_S = 0.001
 
@@ -141,7 +141,7 @@ class HaConnection(asyncio.Protocol):
         begin = self._master.store.min_physical_offset
         offset = self._log_transfer.first(report.offset)
         if not begin <= offset <= end:
-            # From this header, a Java slave sees that its offset is wrong. It logs that and tries again later.
+            # This header shows a Java slave that its offset is wrong. The slave logs this and tries again later.
             self._write(self._log_transfer.header(begin if offset < begin else end, b""))
             raise FrameError(f"it wants what is at {offset}, the log has {begin} to {end}")
         self.slave = Slave(self.address, report.broker_id, report.offset, offset, self._log_transfer.is_learner)
@@ -155,7 +155,7 @@ class HaConnection(asyncio.Protocol):
     # -- calls from the master ----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Sends as much of the log as the socket takes now."""
+        """Sends as much of the log as the socket accepts at this time."""
         slave, transport, flow = self.slave, self._transport, self._flow
         if slave is None or transport is None:
             return
@@ -182,7 +182,7 @@ class HaConnection(asyncio.Protocol):
                 return
             if piece is None:
                 if slave.acknowledged >= slave.next_offset:
-                    # The slave has the whole log. Its lag starts when more is written, not at its last report.
+                    # The slave has the whole log. A lag starts when more is written, not at the last report.
                     slave.caught_up_at = now
                 if news := log_transfer.news(slave.next_offset):
                     self._write(news)

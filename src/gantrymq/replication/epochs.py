@@ -1,7 +1,7 @@
 """The epochs of a log in controller mode: which master wrote which part (ha/autoswitch/EpochFileCache).
 
 When the controller elects a master, its log gets a new epoch that begins at the current end of the log. If two logs
-have an epoch with the same number and start, they are equal up to the earlier end of this epoch.
+have an epoch with the same number and start, they are equal up to the point where this epoch ends first.
 Source of the file format: utils/CheckpointFile.
 """
 
@@ -37,8 +37,8 @@ class Epochs:
     def append(self, epoch: Epoch) -> bool:
         """Begins an epoch. Returns false if it is not newer than the last one.
 
-        Earlier epochs without data are dropped. Java instead keeps such an epoch and drops the new one. Its master then
-        writes with the number of an epoch in which another master may have written.
+        Earlier epochs without data are dropped. Java instead keeps such an epoch and drops the new one. Java's master
+        then writes under an epoch number that another master may also have used.
         """
         last = self.last
         if last is not None and epoch.number <= last.number:
@@ -62,7 +62,7 @@ class Epochs:
         return found
 
     def consistent_point(self, end: int, other: Epochs, other_end: int) -> int | None:
-        """Returns the physical offset up to which two logs with these ends are equal. None if they share no epoch."""
+        """Returns the physical offset up to which two logs with these ends are equal; None if they share no epoch."""
         known = dict(other._with_ends(other_end))
         for epoch, own_end in reversed(self._with_ends(end)):
             if epoch in known:
@@ -74,7 +74,7 @@ class Epochs:
         return bool(self._epochs and other._epochs) and self._epochs[-1].number < other._epochs[0].number
 
     def truncate_from(self, offset: int, known: Collection[Epoch] = ()) -> bool:
-        """Drops the epochs from `offset` on, where the log ends, but not those in `known`. Returns true if any."""
+        """Drops the epochs from the log's end `offset` on, except those in `known`. Returns true if any are dropped."""
         before = self._epochs
         self._epochs = [epoch for epoch in before if epoch.start_offset < offset or epoch in known]
         return len(self._epochs) < len(before)
@@ -95,7 +95,7 @@ class Epochs:
             count, crc, *lines = text.splitlines()
             parts = [line.split("-") for line in lines]
             epochs = [Epoch(int(number), int(start)) for number, start in parts]
-            # A stored CRC of 0 means: do not check.
+            # A stored CRC of 0 means that the CRC is not checked.
             computed = crc32("".join(f"{line}\n" for line in lines).encode()) & 0x7FFFFFFF
             if len(epochs) != int(count) or int(crc) not in (0, computed):
                 raise ValueError("wrong count or CRC")

@@ -1,12 +1,12 @@
 """Limits and measures the bytes that one connection sends (`ha/FlowMonitor`).
 
-Java counts only the headers, so its limit has no effect. Here the bytes of the log count. Java sends a second's bytes
-at its beginning. Here they are spread over the second, so that other work is not delayed.
+Java counts only the headers, so its limit has no effect. This class counts the bytes of the log. Java sends all bytes
+of a second at the start of the second. This class spreads them over the second, so that other work is not delayed.
 """
 
 from __future__ import annotations
 
-#: Bytes below the limit can be sent later, at most those of this time, in seconds.
+#: Unused quota can be used later, but at most the quota of this time, in seconds.
 _BURST_S = 0.1
 
 

@@ -1,12 +1,12 @@
 """Encodes and decodes the frames of a master and its slaves.
 
 In Java's protocol, a slave sends an int64: the end of its log. A master sends `int64 offset | int32 size | bytes`,
-without bytes as a heartbeat. There are no checksums, no limits of the master's log and no identity of a slave.
+where a heartbeat has no bytes. The frames contain no checksums, no bounds of the master's log and no id of the slave.
 
-A GantryMQ slave therefore first sends -1, then the offset for a Java master. A Java master ignores the -1: it is the
-initial value of the field, and of one read only the last value counts. A GantryMQ master responds to -1 with a
-greeting. From then on both sides send `int64 | int32 | int32 CRC32` (16 bytes). For a master these are offset, size and
-the CRC of the first 12 bytes and the data. For a slave they are offset, broker id and the CRC of both.
+A GantryMQ slave therefore first sends -1, then the offset for a Java master. A Java master ignores the -1: -1 is the
+field's initial value, and Java uses only the last value of each read. A GantryMQ master responds to -1 with a greeting.
+From then on both sides send `int64 | int32 | int32 CRC32` (16 bytes). For a master these are offset, size and the CRC
+of the first 12 bytes and the data. For a slave they are offset, broker id and the CRC of both.
 Source: ha/DefaultHAConnection, ha/DefaultHAClient.
 """
 
@@ -22,11 +22,11 @@ from gantrymq.replication.receive_buffer import ReceiveBuffer
 
 #: Largest frame: a Java slave's buffer has 4 MiB (`DefaultHAClient.READ_MAX_BUFFER_SIZE`).
 MAX_FRAME = 4 * 1024 * 1024
-#: First value that a GantryMQ slave sends, and the offset in a greeting.
+#: The first value that a GantryMQ slave sends. It is also the offset in a greeting.
 GREETING = -1
 #: A larger offset is invalid, in bytes. It may be a -1 that was damaged in transit.
 _LONGEST_LOG = 1 << 60
-#: Version of the format with checksums. The greeting contains it, for later versions.
+#: Version of the format with checksums. The greeting contains it, so that later versions can differ.
 VERSION = 1
 
 _WORD = Struct(">q")
@@ -39,7 +39,7 @@ _GREETING_WORD = _WORD.pack(GREETING)
 
 HEADER_SIZE = _HEADER.size
 CHECKED_HEADER_SIZE = _CHECKED.size
-#: Most bytes of the log in a frame of either format.
+#: Maximum number of log bytes in a frame of either format.
 MAX_BODY = MAX_FRAME - CHECKED_HEADER_SIZE
 
 
@@ -78,7 +78,7 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 
 def encode_opening(offset: int) -> bytes:
-    """Returns the first message of a GantryMQ slave. A Java master uses `offset`."""
+    """Returns the first message of a GantryMQ slave. `offset` is for Java masters."""
     return _GREETING_WORD + _WORD.pack(offset)
 
 
@@ -155,7 +155,7 @@ class ReportReader:
                 # The offset after the -1 is for a Java master.
                 data = data[2 * _WORD.size :]
             elif len(data) >= _WORD.size:
-                # A -1 that was damaged in transit must not be treated as a report of Java, which has no checksum.
+                # A -1 that was damaged in transit must not count as a Java slave's report, which has no checksum.
                 _offset(_WORD.unpack_from(data)[0])
             self._is_first = len(data) < _WORD.size and not self.checked
         size = _CHECKED.size if self.checked else _WORD.size

@@ -4,10 +4,10 @@ A slave starts by requesting a physical offset. If its log is not empty, it star
 received bytes must equal the existing ones. Otherwise the logs differ and the slave stops following this master. A Java
 slave does not compare. It appends what it receives.
 
-An empty slave uses the limits in a GantryMQ master's greeting. A Java master sends from any offset that it has, but
-takes 0 as "the last file". To get a log from 0 on, the slave requests offset 1. The missing byte is known: it is the
-first byte of a record's size, which is 0 for each record under 16 MiB. If the master has no data at 1, it sends only
-heartbeats. Then the slave requests the last file.
+An empty slave uses the limits in a GantryMQ master's greeting. A Java master sends its log from any existing offset,
+but it interprets 0 as "the last file". To get a log from 0 on, the slave requests offset 1. The missing byte is known:
+it is the first byte of a record's size, which is 0 for records under 16 MiB. If the master has no data at 1, it sends
+only heartbeats. Then the slave requests the last file.
 Source: ha/DefaultHAClient.
 """
 
@@ -25,7 +25,7 @@ from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: Bytes at the end of its log that a slave requests again and compares.
+#: Number of bytes at the end of its log that a slave requests again and compares.
 OVERLAP = 4096
 #: Requested offset for which a Java master sends its last file.
 LAST_FILE = 0
@@ -46,10 +46,10 @@ class Link:
     """The state of one connection. `step` handles one frame, and `report` encodes the slave's progress.
 
     If `whole_log` is set, an empty store copies all of the master's log, otherwise only the last file. `first_offset`
-    is the beginning of a Java master's log, if known. A GantryMQ master sends it in its greeting.
+    is the start of a Java master's log, if known. GantryMQ masters send this offset in the greeting.
     """
 
-    #: None: without a controller, all messages are visible at once.
+    #: None, because all messages are visible at once without a controller.
     confirm_offset: int | None = None
 
     def __init__(
@@ -58,14 +58,14 @@ class Link:
         self.state = LinkState.ASKING
         #: True if the master has no data at WHOLE_LOG. The next link should request its last file.
         self.asked_in_vain = False
-        #: Always false: this link discards its log by itself if the master's log begins after it.
+        #: Always false: if the master's log begins after the end of the slave's, the link discards the slave's log.
         self.is_too_far_behind = False
         self._store = store
         self._replica = store.replica
         self._broker_id = broker_id
         self._whole_log = whole_log
         self._frames = FrameReader()
-        #: Received bytes that the store could not take yet.
+        #: Received bytes that the store could not accept yet.
         self._waiting: Buffer = b""
         self._replica.restart()
         #: End of the slave's log at the start. Received bytes before it are compared.
@@ -94,10 +94,10 @@ class Link:
     def step(self) -> Collection[ConsumeQueue] | None:
         """Handles the next complete frame. Returns the queues that got messages, or None if there is no complete frame.
 
-        After StoreBusy and StoreFull the caller may call it again, after other errors not.
+        The caller may call it again after StoreBusy and StoreFull, but not after other errors.
 
         Raises:
-            FrameError, RecordError: The input is damaged or out of sequence. A new connection may get it intact.
+            FrameError, RecordError: The input is damaged or out of sequence. A new connection may receive it intact.
             ReplicationError: The slave cannot follow this master.
             StoreError: The errors of `Replica.append`.
         """
@@ -126,7 +126,7 @@ class Link:
             return b""
         if self.state is LinkState.FOLLOWING:
             offset = self._store.max_physical_offset if flushed is None else flushed
-            # Never less than before: the compared part was already reported.
+            # A reported offset never decreases: the compared part was already reported.
             offset = max(offset, self._reported)
         else:
             offset = self._next if self.state is LinkState.ASKING else self._reported

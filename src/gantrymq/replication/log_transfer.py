@@ -1,4 +1,4 @@
-"""The master's protocol for one slave, without a socket: plain, or for controller mode."""
+"""The master's side of the protocol for one slave, without a socket: the plain one, and the one for controller mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gantrymq.replication.frames import (
 from gantrymq.replication.link import LAST_FILE
 from gantrymq.store.message_store import MessageStore
 
-#: A frame to a GantryMQ slave may have this many times `haTransferBatchSize`: each frame costs both sides 30 us.
+#: A frame to a GantryMQ slave may be this many times as long as `haTransferBatchSize`, because each frame takes 30 us.
 _AT_ONCE = 8
 
 
@@ -36,7 +36,7 @@ class LogTransfer(Protocol):
 
     #: True if no send waits for this slave.
     is_learner: bool
-    #: Epoch in which another master leads, as the slave reported before it disconnects. 0 if it has not.
+    #: Epoch of another master, which the slave reported before it disconnected. 0 without such a report.
     newer_epoch: int
 
     def feed(self, data: bytes) -> tuple[bytes, Report | None]:
@@ -46,13 +46,13 @@ class LogTransfer(Protocol):
         """Returns the physical offset from which to send the log, for the offset in a slave's first report."""
 
     def most(self, offset: int, size: int) -> int:
-        """Returns how many bytes from `offset` on one frame may have, for a batch of `size` bytes."""
+        """Returns the maximum number of bytes in a frame that starts at `offset`, for a batch of `size` bytes."""
 
     def header(self, offset: int, piece: bytes | memoryview) -> bytes:
         """Returns the header of a frame with this part of the log."""
 
     def news(self, offset: int) -> bytes:
-        """Returns a message for a slave that has the whole log, whose end is `offset`. b"" if there is none."""
+        """Returns a message for a slave that has the whole log, up to `offset`. b"" if there is no message."""
 
 
 class PlainLogTransfer:

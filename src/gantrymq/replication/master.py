@@ -26,8 +26,8 @@ from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
-#: With this many connections, those that sent nothing for SILENT_S seconds are closed for new ones. So a slave gets a
-#: chance among many strangers.
+#: With this many connections, new ones replace those that have sent nothing for SILENT_S seconds. Slaves can thus
+#: connect even if strangers open many connections.
 MAX_CONNECTIONS = 64
 SILENT_S = 0.25
 #: Interval of the check for new data while there are slaves, in seconds. `log_grew` sends at once.
@@ -61,7 +61,7 @@ class HaMaster:
         listen: Address and port to listen on.
         tls: TLS configuration. Slaves may then use TLS; with `tls.server.mode=enforcing` they must.
         jobs: Report for the background jobs.
-        on_acknowledged: Called when a slave has received more, has connected or has disconnected.
+        on_acknowledged: Called when a slave has received more of the log, has connected or has disconnected.
         log_transfer: Creates the protocol for a slave. In controller mode an `AutoSwitchLogTransfer`.
         access: Decides which peers may be slaves. None allows all.
     """
@@ -162,7 +162,7 @@ class HaMaster:
         return status
 
     def _behind_millis(self, slave: Slave, end: int) -> int:
-        """Returns the age of the oldest record that the slave lacks, in ms; -1 within a record (Java slaves)."""
+        """Returns the age of the oldest record that the slave lacks, in ms; -1 if it has a part of that record."""
         if slave.acknowledged >= end:
             return 0
         try:
@@ -176,7 +176,7 @@ class HaMaster:
     def opened(self, connection: HaConnection) -> None:
         """Adds a connection."""
         if self._tls_detection is None:
-            # Its TLS handshake ended after `stop`.
+            # The TLS handshake of this connection ended after `stop`.
             connection.close()
         else:
             self._make_way(1)
@@ -254,7 +254,7 @@ class HaMaster:
             log.warning("a slave at %s is refused: haAllowedAddresses doesn't have it", host)
             sock.close()
             return
-        # Without TLS, a socket leaves `_tls_detection` within one iteration, and one of a burst may well be a slave.
+        # Without TLS, a socket leaves `_tls_detection` within one iteration. Many new sockets may then be slaves.
         if self._tls is not None and len(self._tls_detection) >= MAX_CONNECTIONS:
             sock.close()
         else:

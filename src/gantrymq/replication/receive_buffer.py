@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class ReceiveBuffer:
-    """ReceiveBuffer bytes that are not consumed yet."""
+    """Buffers received bytes that are not consumed yet."""
 
     def __init__(self) -> None:
-        #: Consumed up to `_at`. A bytearray with `_at` 0 has no views of it, so it may grow.
+        #: The buffer is consumed up to `_at`. While `_at` is 0, a bytearray has no views, so it may grow.
         self._buffer: bytes | bytearray = b""
         self._at = 0
 
@@ -28,6 +28,6 @@ class ReceiveBuffer:
         return self._buffer, self._at
 
     def take(self, count: int) -> memoryview:
-        """Consumes `count` bytes, which must be there. They stay valid as long as the view is referenced."""
+        """Consumes `count` bytes, which must have arrived. The bytes stay valid as long as the view is referenced."""
         begin, self._at = self._at, self._at + count
         return memoryview(self._buffer)[begin : self._at]

@@ -29,12 +29,12 @@ from gantrymq.system.clock import monotonic, now_ms
 log = peer_log(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
-#: The delay before the next attempt doubles from the first value to the second, in seconds (Java: 5).
+#: First and longest delay before the next attempt, in seconds. The delay doubles each time. Java always waits 5 s.
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
-#: Time for storing frames in one loop iteration, in seconds.
+#: Longest time for storing frames in one loop iteration, in seconds.
 _SLICE_S = 0.005
-#: Delay before the next attempt if the store cannot take data, in seconds.
+#: Delay before the next attempt if the store cannot accept data, in seconds.
 _TROUBLE_PAUSE_S = 1.0
 #: Longest interval of the check of the master, in seconds.
 _LOOK_S = 1.0
@@ -45,7 +45,7 @@ def _no_handshake(address: str) -> SlaveHandshake:
 
 
 class HaSlave:
-    """The replication client of one store, which is a slave's (`MessageStore.set_slave`).
+    """The replication client of a slave's store (see `MessageStore.set_slave`).
 
     Args:
         store: The store that gets the log.
@@ -87,11 +87,11 @@ class HaSlave:
         self._wants_last_file = config.sync_from_last_file
         #: End of the log at the start of the last attempt.
         self._began_at = -1
-        #: Reason why the slave does not follow its master. None while it does, or while the master is unreachable.
+        #: Reason why the slave refuses to follow its master. None while it follows, or while the master is unreachable.
         self.refusal: str | None = None
         #: True if the last link found different data in this log.
         self._is_doubted = False
-        # Both retry soon after an error, because sends may wait for this slave.
+        # Both jobs retry soon after an error, because sends may wait for this slave.
         self._connecting = jobs.repeating("connect to the master", self._connect, after_error_s=_TROUBLE_PAUSE_S)
         self._putting = jobs.repeating("put the master's log into the store", self._put, after_error_s=_TROUBLE_PAUSE_S)
         heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
@@ -142,7 +142,7 @@ class HaSlave:
             self._connecting.wake()
 
     def leave(self, epoch: int) -> None:
-        """Stops following the master and sends it `epoch`, in which another master leads. In controller mode only."""
+        """Stops following the master, and sends it the `epoch` of another master. For controller mode only."""
         self._address = None
         self._drop(encode_leaving(epoch))
 
@@ -185,7 +185,7 @@ class HaSlave:
         if address is None or self._connection is not None:
             return inf
         if (trouble := self._store.trouble) is not None:
-            # If it connected, it might count as in sync, and sends would wait for it.
+            # If this slave connected, it might count as in sync, and sends would wait for it.
             self.refusal = trouble
             return _TROUBLE_PAUSE_S
         self._began_at = self._store.max_physical_offset
@@ -223,7 +223,7 @@ class HaSlave:
         raise OSError(f"{host} has no address")
 
     def _next_pause(self) -> float:
-        """Returns the delay before the next attempt. It is short again if the last one brought data."""
+        """Returns the delay before the next attempt. The delay is short again if the last attempt received data."""
         if self._store.max_physical_offset != self._began_at:
             self._pause_s = _FIRST_PAUSE_S
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -319,7 +319,7 @@ class HaSlave:
             return inf
         link, until = connection.link, monotonic() + _SLICE_S
         try:
-            # First what an earlier call could not confirm, because the store was busy.
+            # First confirm the data that an earlier call could not confirm because the store was busy.
             self._show(link)
             while (queues := link.step()) is not None:
                 if queues:
@@ -362,7 +362,7 @@ class HaSlave:
                 self._on_messages(queues)
 
     def _differed(self, error: ReplicationError) -> None:
-        """Handles a difference between the logs. The first one may be damage in transit. The second one is real."""
+        """Handles a difference between the logs. The first one may be damage in transit, a second one is real."""
         if self._is_doubted and self._connection is not None and self._connection.link.is_too_far_behind:
             self._begin_anew()
         elif self._is_doubted:

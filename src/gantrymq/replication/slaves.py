@@ -7,7 +7,7 @@ from math import inf
 
 from gantrymq.replication.config import ReplicationConfig
 
-#: Larger than any offset.
+#: A value that is larger than any offset.
 MAX_OFFSET = (1 << 63) - 1
 
 
@@ -23,9 +23,9 @@ class Slave:
     next_offset: int
     #: True if no send waits for this slave.
     is_learner: bool = False
-    #: Last time at which the slave is known to have had the whole log, in seconds.
+    #: Last time at which the slave had the whole log, as far as the master can determine, in seconds.
     caught_up_at: float = -inf
-    #: End of the log at `mark_at`. When the slave acknowledges it, the slave had caught up at that time. Without this
+    #: End of the log at `mark_at`. When the slave acknowledges this offset, it has caught up to that time. Without the
     #: mark, a slave of a steadily growing log would never count as caught up.
     mark: int = 0
     mark_at: float = -inf
@@ -46,7 +46,7 @@ class Slaves:
         return list(self._slaves)
 
     def joined(self, slave: Slave) -> Slave | None:
-        """Adds a slave. Removes and returns its entry of an earlier connection, if there is one."""
+        """Adds a slave. Removes and returns the slave's entry from an earlier connection, if there is one."""
         former = None
         if slave.broker_id >= 0:
             former = next((each for each in self._slaves if each.broker_id == slave.broker_id), None)
@@ -56,7 +56,7 @@ class Slaves:
         return former
 
     def acknowledged(self, slave: Slave, offset: int, end: int, now: float) -> bool:
-        """Records a slave's offset while the log ends at `end`. Returns true if it is more than before."""
+        """Records a slave's offset while the log ends at `end`. Returns true if the offset has increased."""
         if offset >= slave.mark:
             slave.caught_up_at = now if offset >= end else slave.mark_at
             slave.mark, slave.mark_at = end, now

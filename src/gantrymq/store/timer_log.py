@@ -3,9 +3,9 @@
     int32 52 | int64 place of the slot's entry before | int32 magic | int64 time of writing | int32 delay
     | int64 physical offset | int32 size of the record | int32 hash code of the real topic | int64 0
 
-Times are in milliseconds; time of writing + delay is the time of the slot. A place is a position in the log: it counts
-bytes from the first entry ever written. The files have a fixed size and are named after the position of their first
-byte. The rest of a file is a blank.
+Times are in milliseconds; time of writing + delay is the time of the slot. A place is a position in the log, in bytes
+from the start of the first entry ever written. The files have a fixed size and are named after the position of their
+first byte. A blank record fills the rest of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gantrymq.store.mapped_file import list_files, store_error, sync_directory, 
 from gantrymq.system import files
 
 MAGIC_DEFAULT = 1
-#: The message is due after the roll window. It is stored again when the time of this entry comes.
+#: The message is due after the roll window. At the time of this entry, the message is stored again.
 MAGIC_ROLL = 2
 #: The message cancels another message.
 MAGIC_DELETE = 4
@@ -52,7 +52,7 @@ class TimerEntry(NamedTuple):
 
     @property
     def is_delete(self) -> bool:
-        """Whether the entry cancels another message when its time comes. A rolled entry waits again first."""
+        """Whether the entry cancels another message at its time. A rolled entry first waits again."""
         return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE
 
 
@@ -131,7 +131,7 @@ class TimerLog:
             files.ftruncate(fd, self._file_size)
 
     def append(self, entry: TimerEntry) -> int:
-        """Appends an entry and returns its position. Raises StoreFull or StoreError; the entry does not count then."""
+        """Appends an entry and returns its position. If it raises StoreFull or StoreError, no entry was added."""
         place = self.position
         left = self._file_size - place % self._file_size
         try:

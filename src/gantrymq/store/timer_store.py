@@ -41,7 +41,7 @@ class TimerStore:
     """The timer's files under a store's root, created with the first message. Slots are `precision_ms` long."""
 
     def __init__(self, root: Path, precision_ms: int, roll_window_slots: int, log_file_size: int) -> None:
-        #: The first slot that isn't delivered yet, in milliseconds.
+        #: Time of the first slot that isn't delivered yet, in milliseconds.
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the timer log yet.
         self.queue_offset = 0
@@ -64,7 +64,7 @@ class TimerStore:
         #: Times of slots with messages, in milliseconds: as a heap, and with their number of messages.
         self._due: list[int] = []
         self._due_slots: dict[int, int] = {}
-        #: Physical offsets of records that are in the timer log, although `queue_offset` does not cover them.
+        #: Physical offsets of records that are already in the timer log, but may be at or after `queue_offset`.
         self._already: set[int] = set()
         #: The reason why no further checkpoint may be written.
         self._failure: Refusal | None = None
@@ -99,7 +99,7 @@ class TimerStore:
         return (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
 
     def _load_checkpoint(self, now_ms: int) -> TimerCheckpoint:
-        # The clock may have been set back, or the checkpoint be from another machine. The tolerance is one window.
+        # The clock may have been set back, or the checkpoint is from another machine. The tolerance is one window.
         return load_timer_checkpoint(self._checkpoint_path, now_ms + self.window_ms)
 
     def _recover(self, checkpoint: TimerCheckpoint, log_end: int) -> None:
@@ -168,7 +168,7 @@ class TimerStore:
     # -- adding messages ----------------------------------------------------------------------------------------
 
     def wait(self, due_ms: int, from_ms: int) -> Wait:
-        """Returns the slot of a record of `from_ms` that is due at `due_ms`: at most one roll window later."""
+        """Returns the slot for a record that is due at `due_ms`. It is at most one roll window after `from_ms`."""
         precision_ms, window = self._precision_ms, self._roll_window_slots
         from_ms -= from_ms % precision_ms
         over_ms = due_ms - from_ms - window * precision_ms
@@ -213,7 +213,7 @@ class TimerStore:
         self.waiting += count
 
     def was_added(self, physical_offset: int) -> bool:
-        """Returns whether a record waited before the last start. Call it once per record from `queue_offset` on."""
+        """Returns whether `open` found a record in the timer log. Call it once per record from `queue_offset` on."""
         if physical_offset in self._already:
             self._already.remove(physical_offset)
             return True
@@ -243,11 +243,11 @@ class TimerStore:
                 log.error("the timer log has no entry at %d: what else was due at %d ms is lost", place, slot_ms)
                 return
             yield place, entry
-            # Only go back, so that a damaged entry can't cause an endless loop.
+            # The position always decreases, so that a damaged entry can't cause an endless loop.
             place = min(entry.previous, place - ENTRY_SIZE)
 
     def number_due(self, start_ms: int, end_ms: int) -> int:
-        """Returns the number of waiting messages in the slots from one time until before another."""
+        """Returns the number of waiting messages in the slots from `start_ms` on and before `end_ms`."""
         if not self.waiting:
             return 0
         precision_ms = self._precision_ms
@@ -285,7 +285,7 @@ class TimerStore:
         return self.read_time_ms > now_ms
 
     def set_back(self, now_ms: int) -> None:
-        """Makes the slot of `now_ms` the next one to deliver, for messages that arrive from now on."""
+        """Makes the slot of `now_ms` the next slot to deliver, for messages that arrive after this call."""
         self.read_time_ms = now_ms - now_ms % self._precision_ms
 
     def is_too_far_behind(self, now_ms: int) -> bool:
@@ -299,7 +299,7 @@ class TimerStore:
 
     def checkpoint(self, now_ms: int) -> TimerCheckpoint:
         """Returns a checkpoint that may be written after log and wheel are flushed."""
-        # Records that `queue_offset` does not cover must be found again at the next start.
+        # The next start must find the records in `_already` again.
         flushed = self._checkpoint.log_flush_position if self._already else self._log.position
         return TimerCheckpoint(self.read_time_ms, flushed, self.queue_offset, now_ms, self._checkpoint.counter + 1)
 
@@ -311,8 +311,8 @@ class TimerStore:
     def flush(self, checkpoint: TimerCheckpoint) -> None:
         """Flushes log, wheel and checkpoint to disk. Any thread may call this. Raises StoreError.
 
-        Delivered messages must be on disk before, so that a power failure can't lose them. After a SyncFailed, nothing
-        else counts as flushed. The next start then adds all entries since the previous checkpoint again.
+        Call it only after delivered messages are on disk, so that a power failure can't lose them. After a SyncFailed,
+        nothing else counts as flushed. The next start then adds all entries since the previous checkpoint again.
         """
         if self._failure is not None:
             raise self._failure.exception()

@@ -5,8 +5,8 @@ Source: `store/timer/TimerWheel`, `Slot`.
     int64 time in units of the precision | int64 first | int64 last | int32 num | int32 magic
 
 `first` and `last` are positions in the timer log; `num` is the number of messages. The index of a slot is its time
-modulo the wheel's length of 14 days (with slots of 1 s). If the stored time differs, the slot is an old one. The file
-is sparse. It is accessed with system calls, so that a full disk only fails a single write.
+modulo the wheel's length of 14 days (with slots of 1 s). If the time stored in a slot differs, the slot is outdated.
+The file is sparse. It is accessed with system calls, so that only a single write fails on a full disk.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TimerWheel:
                     yield Slot(unit * self._precision_ms, first, last, num)
 
     def _chunks(self) -> Iterator[bytes]:
-        """Yields the parts of the file that were ever written."""
+        """Yields the parts of the file that contain data."""
         at = 0
         while self._fd is not None and at < _FILE_SIZE:
             try:

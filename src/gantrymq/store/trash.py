@@ -1,9 +1,9 @@
 """Deletes unused files in the flusher's thread.
 
-Deleting a file of a gigabyte is slow if its blocks are fragmented. Each file must also be deleted on disk before the
-next one. Deleting a topic with thousands of queues is slow, too. Its directory is renamed at once, into `bin`. When the
-rename is on disk, its files are deleted in steps. Otherwise a power failure could restore a topic with only some of its
-queues. When a store is opened, the content of `bin` is deleted.
+Deleting a file of a gigabyte is slow if its blocks are fragmented. Files are deleted in order: each deletion must be on
+disk before the next file is deleted. Deleting a topic with thousands of queues is slow, too. Its directory is renamed
+at once, into `bin`. When the rename is on disk, its files are deleted in steps. Otherwise a power failure could restore
+a topic with only some of its queues. When a store is opened, the content of `bin` is deleted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gantrymq.store.mapped_file import MappedFile, store_error, sync_directory
 from gantrymq.system import files
 from gantrymq.system.clock import monotonic, time_ns
 
-#: Maximum time per step to delete files of directories, in seconds. The flusher has other work.
+#: Maximum time per step to delete files of directories, in seconds, because the flusher has other work.
 _STEP_S = 0.05
 
 
 class Trash:
-    """Files to delete. The thread that uses the store adds them; the flusher's thread calls `empty`."""
+    """The files to delete. The store's thread adds files, and the flusher's thread calls `empty`."""
 
     def __init__(self, bin: Path) -> None:
         self._bin = bin
@@ -31,7 +31,7 @@ class Trash:
         self._paths: deque[Path] = deque()
         #: Directories in `bin`, with their files that are still mapped.
         self._directories: deque[tuple[Path, list[MappedFile]]] = deque()
-        #: For each directory in `bin`: its former parent, until the rename is on disk.
+        #: Directory in `bin` -> its former parent directory, until the rename is on disk.
         self._was_in: dict[Path, Path] = {}
         #: The reason why the first file could not be deleted; "" if there is none.
         self.problem = ""
@@ -54,7 +54,7 @@ class Trash:
         self._paths.append(path)
 
     def add_directory(self, path: Path, mapped: Iterable[MappedFile]) -> None:
-        """Moves a directory away at once. `mapped` are those of its files that may be mapped."""
+        """Moves a directory into `bin` at once. `mapped` are its files that may still be mapped."""
         if not files.exists(path):
             return
         target = self._bin / str(time_ns())
@@ -65,7 +65,7 @@ class Trash:
             files.rename(path, target)
             self._was_in[target] = path.parent
         except OSError:
-            # Happens on a full disk, for example. Delete it now, because a new topic can use the same path.
+            # The rename fails on a full disk, for example. A new topic can use the path, so it must be free now.
             files.remove_tree(path)
         self._directories.append((target, list(mapped)))
 

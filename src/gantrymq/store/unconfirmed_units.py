@@ -2,7 +2,7 @@
 
 In controller mode, a master reports the confirm offset: the physical offset up to which all in-sync replicas have the
 log. Records after it can be truncated if another broker becomes master, so consumers of a slave must not see them.
-Until then, their units are pending in this module. Java's slave also creates these units late
+Until they are confirmed, their units are pending in this module. Java's slave also creates these units late
 (`ReputMessageService.getReputEndOffset`). Pending units are in memory only. The checkpoint does not include their
 records, so recovery rebuilds the units.
 """
@@ -61,7 +61,7 @@ def preallocate(all_units: Iterable[Units]) -> None:
 
 
 def write_units(all_units: Sequence[Units]) -> None:
-    """Writes units after the ends of their queues. Raises StoreError; no unit is written then."""
+    """Writes units after the ends of their queues. If it raises StoreError, no unit was written."""
     for number, units in enumerate(all_units):
         try:
             units.queue.write_next(units.data)

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 #: Further problems are counted but not described.
 _MAX_PROBLEMS = 1000
 _PROGRESS_BYTES = 1024 * 1024
-#: A writer copies a record at once, so a reader sees a partial one for some microseconds only.
+#: A writer copies each record in one step, so a reader sees a partial record for a few microseconds only.
 _RETRY_S = 0.05
 #: Number of index entries per read, and of entries per native call. It is more than one record can have.
 _ENTRIES_AT_ONCE = 65_536
@@ -49,7 +49,7 @@ _MIN_TAGS_CODE = -(1 << 31)
 class Report:
     """The result of a check. `problems` contains at most 1,000 of `problem_count` problems.
 
-    `without_unit` is the number of records of deleted topics.
+    `without_unit` is the number of records that have no unit because their topic was deleted.
     """
 
     in_use: bool = False

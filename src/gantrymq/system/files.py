@@ -1,4 +1,4 @@
-"""File functions: those of `os` for descriptors, others for paths. All raise OSError like `os` and `pathlib`."""
+"""File functions: those of `os` for descriptors, and others for paths. They raise OSError, as in `os` and `pathlib`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ __all__ = [
     "write_beside",
 ]
 
-# macOS has neither function. There fsync replaces fdatasync, and blocks are not allocated in advance.
+# macOS has neither function. On macOS, fsync replaces fdatasync, and blocks are not allocated in advance.
 fdatasync: Callable[[int], None] = getattr(os, "fdatasync", fsync)
 #: fsync of an open directory.
 sync_entries = fsync
@@ -115,7 +115,7 @@ _OFD_GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
 
 
 class DiskUse(NamedTuple):
-    """Space of the file system that contains a path, in bytes. `free` is for all users, `used` is as in df."""
+    """Space of the file system that contains a path, in bytes. `free` and `used` have the same meaning as in df."""
 
     total: int
     used: int
@@ -129,18 +129,18 @@ def allocate(fd: int, start: int, count: int) -> None:
 
 
 def open_nothing() -> int:
-    """Returns a reserve descriptor. Close it to free a descriptor number for another file."""
+    """Returns a reserve descriptor. If no descriptors are left, close it to open another file instead."""
     return open(os.devnull, O_RDONLY)
 
 
 def map_file(fd: int, size: int) -> Mapping:
-    """Maps a file as shared, to read and write. `fd` can be closed afterwards; the mapping has no descriptor."""
+    """Maps a file as shared memory, to read and write. The mapping needs no descriptor, so `fd` can be closed."""
     if sys.version_info >= (3, 13):
         return Mapping(fd, size, trackfd=False)
     try:
         mapping = Mapping(-1, size)
     except OSError:
-        # With strict memory limits (vm.overcommit_memory 2), anonymous memory can fail. This mapping has a descriptor.
+        # With vm.overcommit_memory 2, the system can refuse anonymous memory. This mapping has a descriptor instead.
         return Mapping(fd, size)
     map_over(mapping, fd)
     return mapping
@@ -156,7 +156,7 @@ def lock_whole(fd: int) -> None:
 
 
 def lock_as_java(fd: int) -> None:
-    """Takes the lock of Java's broker, until the descriptor is closed. Raises OSError if it is taken."""
+    """Acquires the lock that Java's broker uses, until the descriptor is closed. Raises OSError if it is locked."""
     if _OFD_SETLK is not None:
         # flock would not conflict with Java's lock. lockf would not conflict with a second store in this process.
         fcntl.fcntl(fd, _OFD_SETLK, _FIRST_BYTE)
@@ -165,7 +165,7 @@ def lock_as_java(fd: int) -> None:
 
 
 def is_locked_by_java(fd: int) -> bool:
-    """Returns true if the file is locked. Where open-file locks exist, a lock of this process counts, too."""
+    """Returns true if the file is locked. If the system has open-file locks, a lock of this process counts, too."""
     (kind, *_) = _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, _FIRST_BYTE))
     return bool(kind != fcntl.F_UNLCK)
 
@@ -233,7 +233,7 @@ def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
 
 
 def target(path: Path) -> Path:
-    """Follows symbolic links from `path` to the file, which need not exist. Returns `path` if it is no link."""
+    """Follows symbolic links from `path` to the file, which need not exist. Returns `path` if it is not a link."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
@@ -293,14 +293,14 @@ def disk_bytes(path: Path) -> int:
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """Returns the process's limit of descriptors and the maximum to which the process may raise it."""
+    """Returns the process's limit on descriptors and the maximum to which the process may raise the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # "Unlimited" is a negative number on this system, and the largest number on others.
+    # "Unlimited" is a negative number on some systems, and the largest number on others.
     return soft if 0 <= soft < _UNLIMITED else _UNLIMITED, hard if 0 <= hard < _UNLIMITED else _UNLIMITED
 
 
 def set_descriptor_limit(limit: int) -> None:
-    """Sets the process's limit of descriptors. Raises OSError or ValueError if the system refuses it."""
+    """Sets the process's limit on descriptors. Raises OSError or ValueError if the system rejects the value."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 

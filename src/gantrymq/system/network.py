@@ -1,4 +1,4 @@
-"""Binds sockets, resolves addresses, and provides the name of this machine. asyncio's loop opens connections."""
+"""Binds sockets, resolves addresses, and provides the name of this machine. asyncio itself opens connections."""
 
 from __future__ import annotations
 

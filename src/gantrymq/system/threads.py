@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def in_parallel(work: Callable[[T], None], items: Sequence[T], most: int) -> list[Exception | None]:
-    """Calls `work` for the items in up to `most` threads, for I/O (GIL). Returns each exception or None."""
+    """Calls `work` for each item, in up to `most` threads, for I/O. Returns an exception or None for each item."""
 
     def outcome(item: T) -> Exception | None:
         try:

@@ -1,10 +1,10 @@
-"""ClusterPorts: the ports of a cluster on this machine. They follow from the port of its NameServer."""
+"""ClusterPorts: the ports of a cluster on this machine. They are derived from its NameServer's port."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: RocketMQ's port of a NameServer.
+#: The default port of RocketMQ's NameServer.
 DEFAULT_PORT = 9876
 
 
@@ -20,14 +20,14 @@ class ClusterPorts:
     first_broker: int
 
     def broker(self, number: int, replica: int = 0) -> int:
-        """Returns the port of a replica of a broker: every tenth port, and every second one for its replicas.
+        """Returns the port of a replica. Brokers are ten ports apart, and the replicas of a broker are two ports apart.
 
         A master listens for its slaves on the port after its own one.
         """
         return self.first_broker + 10 * number + 2 * replica if self.first_broker else 0
 
 
-#: RocketMQ's ports.
+#: RocketMQ's default ports.
 _USUAL = ClusterPorts(
     name_server=DEFAULT_PORT, controller=9878, proxy=8081, proxy_remoting=8080, console=8180, first_broker=10_911
 )
@@ -37,7 +37,7 @@ _FREE = ClusterPorts(name_server=0, controller=0, proxy=0, proxy_remoting=0, con
 def cluster_ports(port: int) -> ClusterPorts:
     """Returns the ports for a NameServer at `port`.
 
-    They are RocketMQ's ports for 9876, free ports for 0, and otherwise one range that begins with `port`.
+    For 9876, they are RocketMQ's default ports; for 0, free ports; otherwise a range that begins with `port`.
     """
     if port == 0:
         return _FREE

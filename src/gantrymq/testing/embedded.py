@@ -46,7 +46,7 @@ class EmbeddedCluster:
         options: Fields of every broker's BrokerConfig, StoreConfig or ReplicationConfig.
 
     Attributes:
-        name_server: HOST:PORT of the NameServer. Set after the start, as are the others.
+        name_server: HOST:PORT of the NameServer. Like the other attributes, it is set after the start.
         brokers: HOST:PORT of each master.
         slaves: HOST:PORT of each slave.
         directory: Directory of the files.

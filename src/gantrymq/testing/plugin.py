@@ -24,7 +24,7 @@ class PlainImports(MetaPathFinder):
     """Imports the modules of gantrymq without pytest's assertion rewriting.
 
     pytest rewrites the asserts of all packages in a distribution that has a plugin. For gantrymq, this would delay the
-    first test by more than a second. Python uses the first finder that finds a module, so this one is before pytest's.
+    first test by more than a second. Python uses the first finder that finds a module, so this one precedes pytest's.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -57,7 +57,7 @@ def gantry_cluster() -> Iterator[EmbeddedCluster]:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    # An import creates many objects and no garbage. The collections that it triggers take 30 of 220 ms.
+    # The imports create many objects but no garbage. Garbage collection would take 30 ms of their 220 ms.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

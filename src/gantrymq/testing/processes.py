@@ -1,7 +1,7 @@
 """ProcessCluster: a NameServer and brokers on this machine, each in its own process.
 
-The servers stop when the process that started them ends, even if it is killed. Their standard input is a pipe from it,
-and with `--stop-on-eof` they stop when the pipe closes.
+The servers stop when the process that started them ends, even if it is killed. Their standard input is a pipe from this
+process. With `--stop-on-eof`, they stop when the pipe closes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HOST = "127.0.0.1"
 #: Longest time for the start of all servers, s. A broker with a large store needs time for recovery.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-#: With replicas, number of brokers that must have a message before its send succeeds.
+#: If a broker has several replicas, the number of replicas that must have a message before its send succeeds.
 IN_SYNC_REPLICAS = 2
-#: Size of the end of the log from which errors quote, in bytes.
+#: Maximum size of the end of the log that an error quotes, in bytes.
 QUOTED_LOG_BYTES = 2000
 
 _READY = re.compile(rb"ready at (\S+)\n")
 
 
 class ServerProcess:
-    """A process of `gantry namesrv`, `controller`, `broker` or `proxy`. `directory` has conf and logs."""
+    """A process of `gantry namesrv`, `controller`, `broker` or `proxy`. Its files are in `directory`."""
 
     def __init__(
         self, command: str, name: str, directory: Path, properties: dict[str, str], pass_fds: Sequence[int]
@@ -68,8 +68,8 @@ class ServerProcess:
     def restart(self) -> None:
         """Starts a stopped broker again, at the same port. Does not wait until it is ready.
 
-        The configuration file keeps all other keys, because users and admin requests change it. Raises ConfigError if
-        the file is invalid, OSError if the process cannot be started.
+        Keeps all other keys in the configuration file, because users and admin requests may have changed them. Raises
+        ConfigError if the file is invalid, OSError if the process cannot be started.
         """
         text = read_properties(self._config)
         port = self.address.rpartition(":")[2]
@@ -106,7 +106,7 @@ class ServerProcess:
         return self._process.stdout.fileno()
 
     def read_output(self) -> bytes:
-        """Reads output of the server, and sets `address` and `is_ready` when the server is ready. b"": it ended."""
+        """Reads output, and sets `address` and `is_ready` when the server is ready. Returns b"" at the end."""
         data = os.read(self.fileno(), 4096)
         if not self.is_ready:
             self._output += data

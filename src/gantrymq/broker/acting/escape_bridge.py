@@ -34,11 +34,11 @@ _STORED = {
 class EscapeBridge:
     """The escape bridge of one broker, used by its `Appender`.
 
-    `own` maps topics whose messages other brokers can't store to local handlers.
+    `own` has local handlers for the topics whose messages other brokers can't store.
 
     Callers append without awaiting: if the store raises StoreBusy, they retry later. The bridge raises StoreBusy while
     a send is in flight, so callers need no special case. A caller with many messages, such as a delay level, calls
-    `begin` for the next ones. Otherwise each message costs one round trip.
+    `begin` for the next messages, because otherwise each message costs one round trip.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EscapeBridge:
         self._own = own
         #: Unclaimed sends by (physical offset, topic). `append_again` removes a finished one.
         self._sends: dict[tuple[int, str], asyncio.Task[PutResult]] = {}
-        #: Number of messages that other brokers have stored, counted from the start of the broker.
+        #: Number of messages that other brokers have stored since the start of this broker.
         self.escaped = 0
 
     def append_again(self, record: Record, queue: ConsumeQueue, properties: bytes, reconsume_times: int) -> PutResult:

@@ -23,7 +23,7 @@ _WAITING = (
     names.TIMER_ROLL_TIMES,
     names.REAL_QUEUE_ID,
 )
-#: No Java long has more digits.
+#: Maximum length of a number in a property, in characters. A Java long is never longer.
 _MOST_DIGITS = 20
 _TIMED = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)
 

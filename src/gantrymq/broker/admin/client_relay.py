@@ -31,7 +31,7 @@ log = peer_log(__name__)
 #: Timeouts for a client's response (`Broker2Client.callClient` and `getConsumeStatus`).
 CLIENT_TIMEOUT_MS = 10_000
 STATUS_TIMEOUT_MS = 5_000
-#: Number of clients of a group that get a request at the same time.
+#: Maximum number of clients of a group that get a request at the same time.
 _AT_ONCE = 64
 #: When this many seconds have passed or this many bytes have arrived, no further clients of the group are queried.
 STATUS_LIMIT_S = 15.0

@@ -38,7 +38,7 @@ _NO_OFFSET = (None, -1)
 
 
 class OffsetAdmin(Feature):
-    """Requests about offsets. After a reset, the event `offsets_reset` has topic, group and {queue id: offset}."""
+    """Handles requests about offsets. A reset publishes the event `offsets_reset`: topic, group, {queue id: offset}."""
 
     def __init__(self, context: BrokerContext, *, schedule: DelayLevels, relay: ClientRelay) -> None:
         self._long_requests = context.long_requests

@@ -121,7 +121,7 @@ class RuntimeInfo(Feature):
             self._adding_sizes.wake()
 
     def _add_sizes(self) -> float | None:
-        """Adds a part of the sizes. Returns 0 while other parts follow."""
+        """Adds a part of the sizes. Returns 0 while more parts follow."""
         return 0.0 if self._stats.add_sizes() else None
 
     def _new_stats(self) -> StatsTable:

@@ -27,7 +27,7 @@ _WITHOUT_SYSTEM_TOPIC = {
     "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": "TOPIC_PUT_NUMS",
     "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": "GROUP_GET_NUMS",
 }
-#: Kind of a sum -> kind that counts its calls. Java counts requests. This broker counts stored messages.
+#: Kind that adds up values -> kind that counts the events. Java counts requests. This broker counts stored messages.
 _CALLS = {
     "TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS",
     "GROUP_GET_NUMS": "GROUP_GET_TIMES",
@@ -117,7 +117,7 @@ class StatsTable:
                 traffic.forget(lambda key: is_deleted(*_topic_and_group(key)))
 
     def data(self, kind: str, key: str, now: float) -> BrokerStatsData | None:
-        """Returns the statistics of a key. None if no event with this key occurred."""
+        """Returns the statistics of a key; None if no event with this key occurred."""
         traffic = self._kinds.get(kind)
         if traffic is None or kind == _INTERNAL or key not in traffic:
             return None

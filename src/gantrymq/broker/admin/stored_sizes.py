@@ -82,7 +82,7 @@ class StoredSizes:
 
 
 def total_size(units: bytes) -> int:
-    """Returns the sum of a queue's sizes in units, without fillers. An array is ten times as fast as a loop."""
+    """Returns the sum of the sizes in queue units, without fillers. An array is ten times as fast as a loop."""
     sizes = array("i", units)[_SIZE_AT::_INTS]
     if sys.byteorder == "little":
         sizes.byteswap()

@@ -1,4 +1,4 @@
-"""Appends messages to the store, and keeps the requests and responses that wait for the store."""
+"""Appends messages to the store, and queues the requests and responses that wait for the store."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Appender:
         self.store_host = store_host
         self._polling = polling
         self.put_times = PutTimes(monotonic())
-        #: Why the broker rejects all messages (`RunningFlags.makeFenced`). None while it accepts them.
+        #: The reason why the broker rejects all messages (`RunningFlags.makeFenced`). None while it accepts messages.
         self.refusal: str | None = None
         #: Stores messages on other brokers. Set while this broker is an acting master.
         self._escape_bridge: EscapeRoute | None = None
@@ -99,7 +99,7 @@ class Appender:
         self.max_message_size = min(config.max_message_size, max(file_size - _BESIDE_BODY, file_size // 2))
 
     def refuse(self, reason: str | None) -> None:
-        """Rejects all messages from now on, with `reason` in the error. None accepts them again."""
+        """Rejects all later messages, with `reason` in the error. None accepts messages again."""
         self.refusal = reason
 
     @property

@@ -1,4 +1,4 @@
-"""Responses that are sent after a condition is met or its timeout ends. `pending_responses` has the conditions."""
+"""Responses that are sent after a condition is met or its timeout ends. `pending_responses` defines the conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Waiting:
     Attributes:
         missing: The conditions that are not met yet, as bits.
         code: Code of the response: SUCCESS, or the timeout that occurred.
-        is_unconfirmed: The in-sync set of a controller has not confirmed the message. The response says so in a field.
+        is_unconfirmed: Not all replicas in sync have confirmed the message. A field of the response reports this.
         count: Number of responses.
     """
 
@@ -59,7 +59,7 @@ class Waiting:
 
 
 class Answer(Waiting):
-    """The response to one request. After a timeout whose code is in `late_codes`, it has that code."""
+    """The response to one request. After a timeout whose code is in `late_codes`, the response has this code."""
 
     __slots__ = ("connection", "late_codes", "reply", "request")
 

@@ -1,7 +1,7 @@
 """NewTopics: requests that store a message in a topic whose configuration is not on disk yet.
 
-Such a request waits until the topic table is written. If the broker was killed before, its message would be
-inaccessible. Java writes the table within the send.
+Such a request waits until the topic table is written. If the message were stored earlier and the broker killed, the
+message would be inaccessible. Java writes the table within the send.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NewTopics(Feature):
         await self._job.stop()
 
     async def _go_on(self) -> None:
-        """Handles the requests that are waiting at the start of this run. Later ones wait for the next run."""
+        """Handles the requests that are waiting at the start of this run. Later requests wait for the next run."""
         queue, self._queue = self._queue, deque()
         error: StoreError | None = None
         try:
@@ -76,7 +76,7 @@ class NewTopics(Feature):
                     await asyncio.sleep(0)
                     end = monotonic() + SLICE_S
         finally:
-            # After any failure, the remaining requests still wait for the next run.
+            # If this run failed, the remaining requests wait for the next run.
             self._queue.extendleft(reversed(queue))
 
     def _leaves(self, topic: str) -> None:

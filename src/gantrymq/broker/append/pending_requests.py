@@ -1,4 +1,4 @@
-"""Requests that wait in the broker until their handler can complete, and the limit of their memory.
+"""Requests that wait in the broker until their handler can complete, and the limit on their memory.
 
 `new_topics` and `preallocation_waits` define the condition and the order in which the requests continue.
 """
@@ -30,7 +30,7 @@ class PendingRequest(NamedTuple):
         number: Increases in the order of arrival.
         size: Memory that counts for the limit, in bytes.
         deadline: Time of the monotonic clock, in seconds.
-        topic: The topic for which the request waits.
+        topic: The topic that the request waits for.
     """
 
     number: int
@@ -67,7 +67,7 @@ class PendingRequests:
         return PendingRequest(next(self._numbers), connection, request, handler, size, deadline, topic)
 
     def again(self, handler: RequestHandler) -> PendingRequest:
-        """Returns the current request, so that the caller can queue it again. Its size counts again."""
+        """Returns the current request, so that the caller can queue it again, and counts its size again."""
         assert self.current is not None
         self._quota.share(self.current.connection).add(self.current.size)
         return self.current._replace(handler=handler)

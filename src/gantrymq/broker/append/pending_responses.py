@@ -51,7 +51,7 @@ class PendingResponses(Feature):
         self._replicas = 1
         #: Number of replicas in sync, and number of replicas that the NameServers list.
         self._in_sync = self._alive = 1
-        #: Whether there are too few replicas. Only in controller mode or with acting masters.
+        #: Whether there are too few replicas (only in controller mode or with acting masters).
         self.lacks_replicas = False
         self._config_changed()
         self._expiring = context.jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
@@ -75,7 +75,7 @@ class PendingResponses(Feature):
                 self._replicas = replicas_needed(config.replication, mode, self._in_sync, self._alive)
             except RequestRefused:
                 self.lacks_replicas = True
-                # Earlier messages still wait: the set may have fewer replicas than these messages require.
+                # Earlier messages still wait. They may require more replicas than the set has.
                 replication = config.replication
                 needs_all = config.enable_controller_mode and replication.all_ack_in_sync_state_set
                 self._replicas = ALL_IN_SYNC_STATE_SET if needs_all else replication.in_sync_replicas
@@ -93,7 +93,7 @@ class PendingResponses(Feature):
             raise not_enough()
 
     def in_sync_changed(self, count: int) -> None:
-        """Sets the number of brokers in sync (controller mode). Sends responses that waited only for a removed one."""
+        """Sets the number of brokers in sync (controller mode). Sends responses that need no more brokers."""
         self._in_sync = count
         self._config_changed()
         self._replica_acknowledged()
@@ -133,7 +133,7 @@ class PendingResponses(Feature):
 
     @property
     def is_used(self) -> bool:
-        """Whether responses may wait, or messages may be rejected for lack of replicas; never with WAIT=false."""
+        """Whether responses may wait, or too few replicas may cause rejections. WAIT=false exempts a message."""
         config = self._config
         refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
@@ -142,8 +142,8 @@ class PendingResponses(Feature):
     def response_codes_of_copies(self) -> Collection[ResponseCode]:
         """The timeout codes in responses to recalls, and to consumers that send a message back.
 
-        In controller mode, this is FLUSH_SLAVE_TIMEOUT: another broker may become master without the stored copy.
-        In other modes, there are no such codes: while a slave is down, the client would repeat the request, and each
+        In controller mode, this is FLUSH_SLAVE_TIMEOUT: another broker that lacks the stored copy may become master. In
+        other modes, there are no such codes: while a slave is down, the client would repeat the request, and each
         attempt would store another copy.
         """
         return (ResponseCode.FLUSH_SLAVE_TIMEOUT,) if self._config.enable_controller_mode else ()
@@ -195,13 +195,13 @@ class PendingResponses(Feature):
         self._wait(Answers(connection, answers, requests), end, within_ms)
 
     async def until_safe(self, end: int) -> None:
-        """Returns after the log up to `end` is flushed and replicated, or after the timeout. Raises StoreError."""
+        """Waits until the log up to `end` is flushed and replicated, or until the timeout. Raises StoreError."""
         caller = Caller()
         self._wait(caller, end, answer_within_ms(None))
         await caller.done
 
     def _wait(self, waiting: Waiting, end: int, within_ms: int) -> None:
-        """Adds a response to the wait queues of its conditions. Sends it if it has none."""
+        """Adds a response to the wait queues of its conditions. A response without conditions is sent at once."""
         now = self._loop.time()
         if self._for_disk:
             timeout_s = min(self._store.config.sync_flush_timeout_ms, within_ms) / 1000
@@ -272,5 +272,5 @@ class PendingResponses(Feature):
 
 
 def _has_disk(waiting: Waiting) -> bool:
-    """Returns whether a response does not wait for the disk any more."""
+    """Returns whether a response no longer waits for the disk."""
     return not waiting.missing & _DISK

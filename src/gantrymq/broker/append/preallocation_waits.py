@@ -20,15 +20,15 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic
 
-#: Longest wait of a request, in seconds. The default timeout of a client ends then, too.
+#: Longest wait of a request, in seconds. It is equal to a client's default timeout.
 WAIT_S = 3.0
 
 
 class PreallocationWaits(Feature):
     """The requests of one broker that wait for preallocated space in the store.
 
-    After space is preallocated, all requests are tried, one of each connection in turn. If a request needs more space,
-    it waits again. All later requests that need the same space wait again, too.
+    After space is preallocated, all requests are tried, with the connections in rotation. If a request needs more
+    space, it waits again. All later requests that need the same space wait again, too.
     """
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
@@ -111,7 +111,7 @@ class PreallocationWaits(Feature):
         end = now + SLICE_S
         queue = self._queue
         if self._has_file:
-            # The requests below are those for which the space is reserved.
+            # The reserved space is for the requests that are handled below.
             self._store.open_wait_queue()
         while queue and (self._has_file or self._oldest.deadline <= now):
             held = self._take() if self._has_file else self._take_oldest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 
-#: Java's upper bounds of the durations, in ms. Longer ones are in a bucket of their own.
+#: Java's upper bounds of the durations, in ms. Longer durations are in a separate bucket.
 _BOUNDS = list(accumulate([1] * 20 + [2] * 15 + [5] * 10 + [10] * 10 + [50] * 6 + [100] * 5 + [1000] * 9))
 #: Java's names of the ranges in `distribution`, and the lower bound of the next range in ms.
 _RANGES = (
@@ -75,7 +75,7 @@ class PutTimes:
         return "".join(f"{name}:{count} " for (name, _), count in zip(_RANGES, counts, strict=True))
 
     def percentile(self, share: float) -> float:
-        """Returns the duration that this share of the appends did not exceed, in ms.
+        """Returns the duration, in ms, that this share of the appends did not exceed.
 
         It is interpolated in Java's buckets. Source: `StoreStatsService.findPutMessageEntireTimePX`.
         """

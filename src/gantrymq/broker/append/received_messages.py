@@ -1,7 +1,7 @@
 """ReceivedMessages: counts messages and their bytes by topic and message type, for the metrics.
 
 Sources: `BrokerMetricsManager.getMessageType`, `SendMessageProcessor.handlePutMessageResult`. A message counts for the
-topic in which it is stored first. For a delayed message, this is the topic of the delay levels. For a half message, it
+topic in which it is first stored. For a delayed message, this is the topic of the delay levels. For a half message, it
 is the half topic.
 """
 
@@ -48,8 +48,8 @@ class ReceivedMessages:
         self._sources.append(add_counts)
 
     def add(self, topic: str, kind: str, size: int, count: int = 1) -> None:
-        """Counts `count` messages of one request, which have `size` bytes together."""
-        # Native code counts with the same whole mean, and the same sum.
+        """Counts `count` messages of one request. `size` is their total size in bytes."""
+        # Native code also counts with the mean as an integer and with the exact sum.
         self._histogram(topic, kind).observe_together(size, count)
 
     def add_counted(self, counts: Iterable[tuple[bytes, bool, int, list[int]]]) -> None:

@@ -37,7 +37,7 @@ class SlaveWaits(Generic[T]):
         return self._waiting.add((item, end, replicas), now, timeout_s)
 
     def reached(self) -> Iterator[T]:
-        """Removes and yields the items whose `end` enough replicas have reached."""
+        """Removes and yields the items whose `end` has been reached by enough replicas."""
         offsets: dict[int, int] = {}
 
         def is_reached(waiting: tuple[T, int, int]) -> bool:

@@ -67,7 +67,7 @@ class Heartbeats(Feature):
         self._loop = asyncio.get_running_loop()
         #: Changed groups, whose members are notified in the next round.
         self._changed: dict[str, None] = {}
-        #: Members that are not notified yet in the current round.
+        #: Members that have not been notified yet in the current round.
         self._untold: Iterator[tuple[str, Connection]] = iter(())
         #: Earliest start of the next round (event-loop time, in seconds).
         self._tell_at = 0.0

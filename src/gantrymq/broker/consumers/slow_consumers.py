@@ -1,6 +1,6 @@
 """SlowConsumers: disables consumer groups with a large lag (`BrokerController.protectBroker`).
 
-The broker reads the messages of such a group from disk, which slows down all others.
+The broker reads the messages of such a group from disk, which slows down all other groups.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class SlowConsumers(Feature):
 
     The lag is the number of bytes from the group's next message to the end of the log at the group's last read. It is
     0 at the end of the queue. If it exceeds `consumerFallbehindThreshold`, the group cannot read until an administrator
-    enables it. The broker ignores reads from before the key was set to true. Unlike Java, it never disables groups of
-    tools.
+    enables it. Reads before the key was set to true do not count. Unlike Java, it never disables groups of tools.
 
     Source: `recordDiskFallBehindSize` in `DefaultMessageStore.getMessage`.
     """
@@ -50,7 +49,7 @@ class SlowConsumers(Feature):
         self._checking.cancel()
 
     def _config_changed(self) -> None:
-        # A changed key takes effect at once, not after up to 3 minutes.
+        # Without this, a changed key would take effect only after up to 3 minutes.
         self._checking.wake()
 
     def _check(self) -> float | None:

@@ -28,7 +28,7 @@ class Lease:
         self.until = inf
 
     def answered(self, sent_at: float, lease_s: float | None) -> None:
-        """Updates the lease after an answered heartbeat. `lease_s` is None without support, 0 if none is granted."""
+        """Updates the lease after an answered heartbeat. `lease_s` is 0 if none was granted, None if Java answered."""
         if lease_s is None:
             self.until = inf
         else:

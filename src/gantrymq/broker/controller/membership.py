@@ -1,8 +1,8 @@
 """Selects the slaves that keep up well enough for the sync-state set (`AutoSwitchHAService.maybeShrinkSyncStateSet`).
 
 A member that has lagged for `haMaxTimeSlaveNotCatchup` is removed, so that sends don't wait for it. Each removal delays
-senders for this time. A slave that is removed repeatedly must therefore be caught up for a longer time each time before
-it returns. Java's slave returns as soon as it has caught up.
+senders for this time. A slave therefore returns only after it has been caught up for a certain time, which grows with
+each removal. Java's slave returns as soon as it has caught up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DeliveryJournal: entries in the log that show which delayed messages are delivered.
 
-Before the broker delivers due messages, it stores an entry with their offsets and the progress so far. The records
-after the entry show how many of the messages were delivered. The newest entry is therefore enough to find the progress
-after a crash, and on a slave that becomes master, even if the end of the log is lost. Java has only tables and
+Before the broker delivers due messages, it stores a journal entry with their offsets and the progress so far. The
+records after the entry show how many of these messages were delivered. The newest entry is therefore enough to find the
+progress after a crash, and on a slave that becomes master, even if the end of the log is lost. Java has only tables and
 checkpoints, which lag behind by some seconds.
 
 A new entry is needed only if other records were stored after the last delivery. Many messages that are due at the same
@@ -28,7 +28,7 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Maximum number of messages in an entry, which then has 1 KiB.
+#: Maximum number of messages in an entry. An entry of this length takes 1 KiB.
 MAX_SOURCES = 64
 #: The queues of the topic, each with the entries of one kind.
 LEVELS_QUEUE = 0
@@ -57,7 +57,7 @@ class DeliveryJournal(Generic[E]):
         self._appender = appender
         self._queue_id = queue_id
         self._kind = kind
-        #: The messages of the newest entry that are not delivered yet. They need no other entry while the log still
+        #: The messages of the newest entry that are not delivered yet. They need no further entry while the log still
         #: ends at `_log_end`.
         self._sources: list[int] = []
         self._log_end = -1

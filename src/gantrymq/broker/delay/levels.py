@@ -47,7 +47,7 @@ _SLICE_S = 0.005
 _AHEAD = 32
 #: Pause after a failed delivery, in seconds (DELAY_FOR_A_PERIOD).
 _AFTER_ERROR_S = 10.0
-#: Longest sleep while a message waits, in seconds. The system clock may be set during a longer one.
+#: Longest sleep while a message waits, in seconds. It limits the delay after a change of the system clock.
 _LONGEST_SLEEP_S = 2.0
 
 
@@ -98,7 +98,7 @@ class DelayLevels(Feature):
             self._write_now()
 
     def _log_was_cut(self) -> None:
-        """Moves levels back after the log has lost its end. Repeats the deliveries that are lost."""
+        """Moves the offsets of levels back after the log has lost its end, so that lost deliveries are repeated."""
         try:
             delivered = self._journaled()
         except StoreError as e:
@@ -120,7 +120,7 @@ class DelayLevels(Feature):
             self._file.write_now()
 
     def _go_back(self) -> bool:
-        """Moves each level whose queue has lost its end back to the new end. Returns whether a level was moved."""
+        """If a level's queue has lost its end, moves the level back to the new end. Returns whether any was moved."""
         lost = [level for level, offset in self.offsets().items() if offset > self._queue(level).max_offset]
         for level in lost:
             self._advance(level, self._queue(level).max_offset)
@@ -156,14 +156,14 @@ class DelayLevels(Feature):
         self._begun.clear()
 
     def copy_offsets(self, table: bytes) -> None:
-        """Replaces the progress by that of the master. `table` is its delayOffset.json. Raises BodyError."""
+        """Replaces the progress by the master's, from its delayOffset.json in `table`. Raises BodyError."""
         offsets = decode_json(table, _DelayOffsets)
         if offsets.offset_table != self._offsets.offset_table:
             self._offsets = offsets
             self._file.changed()
 
     def advance_offsets(self, table: bytes) -> None:
-        """Applies larger offsets of another broker. `table` is its delayOffset.json. Raises BodyError."""
+        """Applies the larger offsets in another broker's delayOffset.json (`table`). Raises BodyError."""
         for level, offset in decode_json(table, _DelayOffsets).offset_table.items():
             if offset > self._offsets.offset_table.get(level, 0):
                 self._advance(level, offset)
@@ -178,7 +178,7 @@ class DelayLevels(Feature):
 
     @property
     def skipped(self) -> int:
-        """Number of messages that were lost after the start, because they can't be read or delivered."""
+        """Number of messages that were skipped after the start, because they can't be read or delivered."""
         return self._reader.skipped
 
     def offsets(self) -> dict[int, int]:

@@ -43,10 +43,10 @@ _SLICE_S = 0.005
 _BLOCKED_S = 0.5
 #: Pause after an unexpected error, in seconds.
 _AFTER_ERROR_S = 10.0
-#: Longest sleep while a message waits, in seconds. The system clock may be set during a longer one.
+#: Longest sleep while a message waits, in seconds. It limits the delay after a change of the system clock.
 _LONGEST_SLEEP_S = 2.0
-#: Maximum number of recall messages in one slot: all of them are in memory while the slot is delivered. Recall messages
-#: from before the start do not count. Java has no limit.
+#: Maximum number of recall messages in one slot, because all are in memory while the slot is delivered. Recall messages
+#: that were stored before the start do not count. Java has no limit.
 MAX_RECALLS_OF_SLOT = 100_000
 #: Maximum time for which a stopping broker continues to deliver a partly delivered slot, in seconds.
 _FINISH_S = 2.0
@@ -72,7 +72,7 @@ class Timer(Feature):
     def __init__(self, config: StoreConfig, appender: Appender, jobs: Jobs) -> None:
         self._config = config
         self._store = appender.store
-        #: A later change of the configuration has no effect, because only a start opens the files.
+        #: Later changes of the configuration have no effect, because the files are opened only at the start.
         self._is_enabled = config.timer_wheel_enable
         self.files = TimerStore(
             config.store_path_root_dir,
@@ -90,10 +90,10 @@ class Timer(Feature):
         #: Slot -> number of its recall messages since the start.
         self._recalls: dict[int, int] = {}
         self._is_master = False
-        #: The broker became a slave after its last delivery, so its log is a copy of the master's.
+        #: True if the broker became a slave after its last delivery, so that its log is a copy of the master's.
         self._follows = False
         self._stands_in = False
-        #: On a slave, the newest checkpoint of its master. After the slave was acting master, its own checkpoint.
+        #: On a slave, the newest checkpoint of its master. If the slave was acting master, its own checkpoint.
         self._masters_checkpoint: bytes | None = None
         #: Number of times that the log has lost its end.
         self._cuts = 0
@@ -144,7 +144,7 @@ class Timer(Feature):
         if self._saved is not None:
             await asyncio.wait([self._saved])
         if self._stands_in and self._is_enabled:
-            # Keeps the progress for the next time as acting master, and for the master, which requests it.
+            # Keeps the progress for the next period as acting master, and for the master, which requests it.
             checkpoint = self.files.checkpoint(now_ms())
             self._masters_checkpoint = checkpoint.encode()
             await self._loop.run_in_executor(None, self.files.keep, checkpoint)
@@ -346,11 +346,11 @@ class Timer(Feature):
 
     @property
     def skipped(self) -> int:
-        """Number of messages lost since the start, because they can't be read or delivered."""
+        """Number of messages skipped since the start, because they can't be read or delivered."""
         return self.delivery.skipped
 
     def totals(self) -> Iterator[tuple[str, int]]:
-        """Yields two numbers since the start: the messages added to the wheel, and the messages delivered."""
+        """Yields two counters since the start: messages added to the wheel, and messages delivered."""
         yield "enqueue", self.delivery.total_enqueued
         yield "dequeue", self.delivery.total_dequeued
 
@@ -382,5 +382,5 @@ class Timer(Feature):
         return max(now_ms() - stored_ms, 0) if stored_ms > 0 else 0
 
     def number_due(self, start_ms: int, end_ms: int) -> int:
-        """Returns the number of waiting messages that are due from one time to another, in ms."""
+        """Returns the number of waiting messages that are due between two times, in ms."""
         return self.files.number_due(start_ms, end_ms)

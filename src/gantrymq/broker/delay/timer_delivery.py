@@ -38,7 +38,7 @@ log = peer_log(__name__)
 _ENTRIES = 200
 #: Maximum size of the recall messages that are read in one step, in bytes.
 _GATHERED_BYTES = 1024 * 1024
-#: Longest delete key that is kept as it is, in bytes: the length of a message's unique key.
+#: Maximum length of a delete key that is stored unchanged, in bytes: the length of a message's unique key.
 _LONGEST_KEY = 32
 
 #: Upper bounds of the delays of timer messages, in seconds (`DefaultStoreMetricsManager`).
@@ -101,7 +101,7 @@ class TimerDelivery:
         delays_s: For the messages of `enqueued`, time from their birth to their delivery time, in seconds, by topic.
         total_enqueued: Number of all messages added to the wheel since the start.
         total_dequeued: Number of all messages delivered since the start.
-        skipped: Number of messages lost since the start, because they can't be read or delivered.
+        skipped: Number of messages skipped since the start, because they can't be read or delivered.
     """
 
     def __init__(self, files: TimerStore, appender: Appender, metrics: TimerMetrics, precision_ms: int) -> None:
@@ -128,7 +128,7 @@ class TimerDelivery:
     def begin(self) -> None:
         """Reads the progress from the checkpoint and the journal. Raises StoreError.
 
-        To be called before the first step, and after the files are replaced.
+        Call it before the first step, and after the files are replaced.
         """
         self._slot = None
         self._is_blocked = False
@@ -186,7 +186,7 @@ class TimerDelivery:
             return self._deliver_slot(self._slot)
         files, queue = self._files, self.queue()
         if files.is_ahead_of(now_ms):
-            # The clock was set back. New messages wait for their time; delivered ones are not repeated.
+            # The clock was set back. New messages wait for their time. Delivered messages are not repeated.
             self._progress.add((files.read_time_ms, self._stored_before(files.queue_offset)))
             files.set_back(now_ms)
         due_ms = self.due_ms()
@@ -240,7 +240,7 @@ class TimerDelivery:
             return True
         takes_back = names.TIMER_DEL_UNIQKEY in fields
         files = self._files
-        # From the store time, so that a new master computes the same slot as the former one.
+        # Computed from the store time, so that a new master computes the same slot as the former master.
         wait = files.wait(int(out_ms), min(record.store_timestamp, self._now_ms))
         # A recall message still applies to the rest of a partly delivered slot.
         done_with_ms = wait.slot_ms + self._precision_ms if takes_back else wait.slot_ms
@@ -278,7 +278,7 @@ class TimerDelivery:
         """Runs a step of the first slot.
 
         The files change only at the end of the slot. After a crash, the slot is read again, and the messages that the
-        journal has as delivered are left out.
+        journal records as delivered are skipped.
         """
         if not slot.is_gathered:
             self._gather(slot)
@@ -290,7 +290,7 @@ class TimerDelivery:
             for _ in range(min(_ENTRIES, len(slot.taken_back))):
                 (topic, _), was_met = slot.taken_back.popitem()
                 if not was_met:
-                    # The recall has found no message. It counted as -1 when it was added to the wheel.
+                    # The recall has found no message. The recall counted as -1 when it was added to the wheel.
                     self._metrics.add(topic, 1, self._now_ms)
         else:
             self._files.pass_slot()
@@ -367,7 +367,7 @@ class TimerDelivery:
     ) -> bool:
         """Stores a message in its real queue, or again in the timer topic if it is rolled.
 
-        An invalid message is skipped. A message whose topic was deleted after it is dropped.
+        An invalid message is skipped. A message is dropped if its topic was deleted after it was stored.
 
         Args:
             record: The message.
@@ -409,7 +409,7 @@ class TimerDelivery:
         return True
 
     def _announce(self, source: int, slot: _Slot | None) -> None:
-        """Makes sure that the journal has the next message. Raises as `Appender.append` does."""
+        """Makes sure that the journal contains the next message. Raises as `Appender.append` does."""
         if slot is None:
             self._progress.announce(source, self._files.read_time_ms, [], lambda: [source])
         else:

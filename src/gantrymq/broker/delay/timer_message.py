@@ -21,7 +21,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}")
 def slot_time(fields: dict[str, str], config: StoreConfig, now_ms: int) -> int | None:
     """Returns the start of the slot in which a message with these properties waits, in ms; None if it is due already.
 
-    A slot is delivered after its end, so a message is never early. Raises RequestRefused if the delivery time is no
+    A slot is delivered after its end, so a message is never early. Raises RequestRefused if the delivery time is not a
     number or too far ahead, or if a recall message is due already.
     """
     deliver_ms = _deliver_time(fields, now_ms)

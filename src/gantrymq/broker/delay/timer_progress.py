@@ -1,10 +1,10 @@
-"""TimerProgress: which timer messages are delivered, by the time of their slot and by their physical offset.
+"""TimerProgress: determines by slot time and physical offset whether a timer message has been delivered.
 
 A mark is a pair of a time and an offset. Messages that were stored before the offset are delivered if their slot is
-before the time. One mark is enough while the clock runs forward.
+before the time. While the clock runs forward, one mark is enough.
 
 If the clock is set back, messages that are stored later can have a slot before the time of this mark, but are not
-delivered yet. So there can be several marks. A later mark then has an earlier time.
+delivered yet. There can therefore be several marks. Each later mark has an earlier time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _TimerEntry(JournalEntry):
 
 
 class TimerProgress:
-    """The journal of one broker's timer, and the marks since the start: one, and one for each reset of the clock.
+    """The journal of one broker's timer, and the marks since the start: one, and one each time the clock was set back.
 
     Later progress is in the timer's files (`TimerStore`).
     """
@@ -61,13 +61,13 @@ class TimerProgress:
         return max((offset for time_ms, offset in self._marks if slot_ms < time_ms), default=0)
 
     def announce(self, source: int, time_ms: int, marks: list[Mark], sources: Callable[[], list[int]]) -> None:
-        """Stores a journal entry, unless the newest one contains the message. To be called before each delivery.
+        """Stores a journal entry, unless the newest entry contains the message. Call it before each delivery.
 
         Args:
             source: Physical offset of the message.
-            time_ms: The entry gets the mark (`time_ms`, `source`), with a time after the slot of the message, in ms.
-            marks: Further marks of the entry, in addition to the known ones.
-            sources: Returns the physical offsets of this message and of the next ones.
+            time_ms: Time after the slot of the message, in ms. The entry gets the mark (`time_ms`, `source`).
+            marks: Marks of the entry in addition to the known marks.
+            sources: Returns the physical offsets of this message and of the next messages.
 
         Raises as `Appender.append` does.
         """

@@ -64,7 +64,7 @@ class BrokerMetrics(Feature):
     ) -> None:
         config = context.config
         self._config = config
-        # As in Java, the labels of the configuration do not replace the broker's own ones.
+        # As in Java, the labels of the configuration do not replace the broker's own labels.
         self._labels = config.metrics_labels | {
             "node_type": "broker",
             "cluster": config.broker_cluster_name,

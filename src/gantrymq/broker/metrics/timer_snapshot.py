@@ -20,7 +20,7 @@ _STEP_MS = 120_000
 class TimerSnapshot:
     """Counts the messages in a background job, because 24 h can have 864,000 slots. A scrape reads the last result.
 
-    `number_due` returns the number of messages that are due from one time to another, in ms.
+    `number_due` returns the number of messages that are due between two times, in ms.
 
     Attributes:
         counts: For each of SNAPSHOT_BOUNDS_S, the number of messages that are due between the previous bound and this

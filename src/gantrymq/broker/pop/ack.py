@@ -29,8 +29,8 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 
-#: The pop time of a receipt handle may be in the future by this time at most, in ms. Each further change within one
-#: millisecond adds 1 ms.
+#: The pop time of a receipt handle may be at most this far in the future, in ms. Each further change of an invisible
+#: duration in the same millisecond adds 1 ms.
 _AHEAD_MS = 1000
 
 
@@ -111,7 +111,7 @@ class PopAcks:
         try:
             queue = self._queues.handed_out(topic, batch.queue_id)
         except RequestRefused:
-            # Success, as in Java: the messages were deleted with their queue.
+            # The response is a success, as in Java, because the messages were deleted with their queue.
             return
         offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
         if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
@@ -131,7 +131,7 @@ class PopAcks:
         self._count(topic, batch.group, len(offsets))
 
     def _count(self, topic: str, group: str, acknowledged: int) -> None:
-        # A client can name any group. Only existing ones get statistics.
+        # A request can contain any group name. Only existing groups get statistics.
         if self._groups.find(group) is not None:
             self._stats.acknowledged(topic, group, acknowledged)
 

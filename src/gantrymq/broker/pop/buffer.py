@@ -1,4 +1,4 @@
-"""Checkpoints of recent pops in memory, and the group offsets that depend on them (`PopBufferMergeService`).
+"""Keeps checkpoints of recent pops in memory, and computes the group offsets from them (`PopBufferMergeService`).
 
 A checkpoint lists the messages that one pop took from one queue. Most messages are acknowledged within seconds, so a
 checkpoint stays in memory first and needs no record in the log. It moves to the revive log in these cases, with the
@@ -11,8 +11,8 @@ A group's offset moves only past checkpoints that are completely acknowledged or
 with a checkpoint in memory are therefore popped again (at-least-once delivery). If another commit moves the group's
 offset, the checkpoints in the buffer have no effect on the offset. A reset or the deletion of the topic discards them.
 
-An acting master cannot write the master's log. There, checkpoints stay in memory until their messages are redelivered,
-and the group's offset does not pass them.
+An acting master cannot write the master's log. Its checkpoints stay in memory until their messages are redelivered, and
+the group's offset does not pass them.
 
 The caller passes the current time, in ms.
 """
@@ -50,7 +50,7 @@ class _Pop:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pops of a group in a queue, oldest first. `committed` is the offset that the buffer has committed last."""
+    """The pops of a group in a queue, oldest first. `committed` is the offset that the buffer last committed."""
 
     committed: int | None
     pops: deque[_Pop]
@@ -131,7 +131,7 @@ class PopBuffer:
         self._append((checkpoint.topic, checkpoint.group, checkpoint.queue_id), pop)
 
     def prolong(self, key: PopKey, checkpoint: Checkpoint, revive_queue_id: int) -> bool:
-        """Gives one message of a pop the invisible duration of `checkpoint`, which contains only that message.
+        """Sets the invisible duration of one message to that of `checkpoint`, which contains only this message.
 
         Only for `keeps_all`. Returns False if the pop is not in the buffer. Raises StoreBusy if the buffer is full.
         """
@@ -180,7 +180,7 @@ class PopBuffer:
         heapq.heappush(self._leaving, (leaves_at, self._count, checkpoint.key))
 
     def skip(self, queue: QueueKey, next_offset: int) -> None:
-        """Records that a pop has skipped the messages before `next_offset`: none of them matches, or they are gone."""
+        """Records that a pop has skipped the messages before `next_offset`: none matches, or they were deleted."""
         self._append(queue, _Pop(next_offset, is_settled=True))
 
     def ack(self, key: PopKey, offsets: Iterable[int]) -> bool:

@@ -1,8 +1,8 @@
 """Selects the messages for a pop request and records them as in flight (`PopMessageProcessor.popMsgFromQueue`).
 
 A pop returns the next messages of any queue of the topic. No other member of the group receives them until the
-invisible duration ends. In-flight messages are kept in a `PopBuffer`, or in `OrderlyPops` if `order` is set. A pop
-runs without interruption, so two pops never return the same offset.
+invisible duration ends. A `PopBuffer` stores the in-flight messages, or `OrderlyPops` if `order` is set. A pop runs
+without interruption, so two pops never return the same offset.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class PopDispatcher:
     def _in_turn(self, topic: TopicConfig, group: str, queue_id: int, *, retry: bool = True) -> Iterable[ConsumeQueue]:
         """Returns the queues in the order in which they are read.
 
-        The retry topics come first with the probability `popFromRetryProbability` (percent), else last. Pops by
-        priority use a separate probability, and read the queue with the highest priority first.
+        The probability that the retry topics come first is `popFromRetryProbability` (percent). Otherwise they come
+        last. Pops by priority use a separate probability, and read the queue with the highest priority first.
         """
         chance = randomness.randrange(100)
         if not retry:
@@ -271,7 +271,7 @@ class PopDispatcher:
     def _is_blocked(self, header: PopMessageRequestHeader, queue: ConsumeQueue, offset: int) -> bool:
         group = header.consumer_group
         batch = self._orderly.find(queue.topic, group, queue.queue_id)
-        # While this broker was slave, another master may have reset the group.
+        # Another master may have reset the group while this broker was a slave.
         is_old = batch is not None and self._offsets.is_old_pop(group, queue.topic, queue.queue_id, batch.log_end)
         if is_old or self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
             self._orderly.discard(queue.topic, group, [queue.queue_id])

@@ -1,11 +1,11 @@
 """Pops and notifications that wait for messages (`PopLongPollingService`).
 
 Requests of one group for the same queue, or for all queues of a topic, share a wait queue, which watches these topic
-queues. When messages arrive, the requests are tried in order until one finds no message. An arrival therefore costs
-about the same for a thousand idle consumers of a group as for one.
+queues. When messages arrive, the requests are tried in order until one finds no message. An arrival therefore takes
+about the same time for a thousand idle consumers of a group as for one.
 
-An empty wait queue is removed at the next check of the deadlines, once a second. A busy consumer then does not need new
-watches for each request.
+An empty wait queue is removed at the next check of the deadlines, once a second. Because of this delay, a busy consumer
+does not need new watches for each request.
 
 All work runs in time slices of some milliseconds.
 """
@@ -63,7 +63,7 @@ class Waiter:
 class _WaitQueue:
     queues: tuple[ConsumeQueue, ...] = ()
     waiters: dict[Waiter, None] = field(default_factory=dict)
-    #: Time of the next try if no message arrives earlier (event-loop time, in seconds).
+    #: Time of the next attempt if no message arrives earlier (event-loop time, in seconds).
     wake_at: float = inf
 
 
@@ -89,7 +89,7 @@ class PopLongPolling(Feature):
         self.watches = 0
         #: Heap of (time, wait queue). An entry is outdated if it differs from the wait queue's `wake_at`.
         self._wakes: list[tuple[float, QueueKey]] = []
-        #: Pending work: wait queues to try, expired requests, empty wait queues to remove.
+        #: Pending work: wait queues to try, expired requests to answer, and empty wait queues to remove.
         self._due: dict[QueueKey, None] = {}
         self._expired: deque[tuple[_WaitQueue, Waiter]] = deque()
         self._empty: deque[QueueKey] = deque()
@@ -138,12 +138,12 @@ class PopLongPolling(Feature):
         return self._stopped
 
     def wake(self, key: QueueKey) -> None:
-        """Schedules a try of a wait queue, because there may be messages. Several calls result in one try."""
+        """Schedules an attempt for a wait queue, because there may be messages. Several calls result in one attempt."""
         self._due[key] = None
         self._answering.wake()
 
     def wake_in(self, key: QueueKey, seconds: float) -> None:
-        """Like `wake`, after a delay; the shortest delay counts. No effect if all requests expire earlier."""
+        """Like `wake`, but after a delay; the shortest delay counts. Has no effect if all requests expire earlier."""
         wait_queue = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
         if (
@@ -220,7 +220,7 @@ class PopLongPolling(Feature):
         return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
 
     def _answer(self) -> float | None:
-        """Works for one time slice. Returns None if no work is left."""
+        """Runs for one time slice. Returns None if no work is left."""
         end = monotonic() + _SLICE_S
         while monotonic() < end:
             if self._expired:
@@ -239,7 +239,7 @@ class PopLongPolling(Feature):
         return 0.0
 
     def _try(self, key: QueueKey) -> None:
-        """Tries the first request of a wait queue. If it is done, its successor follows after other wait queues."""
+        """Tries the first request of a wait queue. If it succeeds, the next one follows after other wait queues."""
         wait_queue = self._queues.get(key)
         if wait_queue is not None and wait_queue.waiters:
             waiter = next(iter(wait_queue.waiters))
@@ -290,10 +290,10 @@ class PopLongPolling(Feature):
 def wake_when_free(
     waiting: PopLongPolling, orderly: OrderlyPops, wait_queue: QueueKey, queue_ids: Iterable[int], tried_ms: int
 ) -> None:
-    """Schedules a try of a wait queue, for pops in order, when the first blocked topic queue is unblocked.
+    """For pops in order: schedules an attempt for a wait queue when the first blocked topic queue is unblocked.
 
-    `tried_ms` is a time before the last try. A queue that is unblocked after `tried_ms` counts, because the last try
-    may have found the queue blocked.
+    `tried_ms` is a time before the last attempt. A queue that is unblocked after `tried_ms` counts, because the last
+    attempt may have found the queue blocked.
     """
     topic, group, _ = wait_queue
     free_ms = orderly.free_at(topic, group, queue_ids, tried_ms)

@@ -1,7 +1,7 @@
 """Pops in order: each queue has one batch in flight (`ConsumerOrderInfoManager`, consumerOrderInfo.json).
 
 A queue is blocked for a group while a message of the last batch is neither acknowledged nor visible again. The group's
-offset moves to the first unacknowledged message, and the next pop begins there.
+offset moves to the first unacknowledged message, where the next pop begins.
 
 The caller passes the current time, in ms.
 """
@@ -27,7 +27,7 @@ class OrderInfo(msgspec.Struct):
 
     - `offsets`: the queue offset of the first message, then the distances of the others from it.
     - `acked`: a bit for each message.
-    - `visible_at`: queue offset -> time, for messages with another time than the batch.
+    - `visible_at`: queue offset -> time, for messages whose time differs from the batch's.
     - `consumed_counts`: queue offset -> number of earlier deliveries.
     - `log_end`: the end of the commit log at the pop, -1 if unknown. Java's brokers ignore it.
     """
@@ -184,11 +184,11 @@ class OrderlyPops:
             self._file.changed()
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Returns True if another request, such as a reset, has set the group's offset. False after a restart."""
+        """Whether another request, such as a reset, has set the group's offset. Always False after a restart."""
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
     def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
-        """Discards in-flight batches. They no longer block the queues, and their acknowledgements move no offset."""
+        """Discards in-flight batches. They no longer block the queues, and acknowledging them moves no offset."""
         # All these queues share one empty batch. Its pop time matches no acknowledgement.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
         queues = self._table.get(f"{topic}@{group}", {})

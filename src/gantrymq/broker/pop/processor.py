@@ -32,7 +32,7 @@ from gantrymq.remoting.responses import error_response
 from gantrymq.store.get_result import GetStatus
 from gantrymq.system import clock
 
-#: A pop is rejected if it arrives later than this after the end of its poll time, in ms.
+#: A pop is rejected if it arrives more than this time (in ms) after the end of its poll time.
 _MAX_LATE_MS = 500
 
 
@@ -155,7 +155,7 @@ class PopProcessor:
         wanted: MessageFilter,
         tried_ms: int,
     ) -> Reply:
-        # Removes the body and the fields, which can have megabytes. The response needs neither.
+        # Removes the body and the fields, which can take megabytes. The response needs neither.
         request = request.without_content()
         key = (header.topic, header.consumer_group, header.queue_id)
 

@@ -15,7 +15,7 @@ from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: Longest attempt id, in characters. An id of a Java client has 36.
+#: Longest attempt id, in characters. A Java client's id has 36 characters.
 _LONGEST_ATTEMPT_ID = 255
 
 
@@ -66,7 +66,7 @@ class PopQueues:
             )
 
     def check_attempt_id(self, attempt_id: str | None) -> None:
-        """Raises RequestRefused if an attempt id is too long. The id is in memory until the queue's next pop."""
+        """Raises RequestRefused if an attempt id, which is in memory until the queue's next pop, is too long."""
         if attempt_id is not None and len(attempt_id) > _LONGEST_ATTEMPT_ID:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -84,7 +84,7 @@ class PopQueues:
         return self._store.queue(topic, queue_id)
 
     def of_topic(self, config: TopicConfig, queue_id: int, first: int = 0) -> list[ConsumeQueue]:
-        """Returns the queue, or for -1 all queues of the topic, starting with number `first` modulo their count."""
+        """Returns the queue or, for -1, all queues of the topic, starting with queue `first` modulo their number."""
         if queue_id >= 0:
             return [self._store.queue(config.topic_name, queue_id)]
         count = config.read_queue_nums
@@ -114,7 +114,7 @@ class PopQueues:
         return (*self.of_topic(config, queue_id), *(self._store.queue(topic, id_) for topic in topics for id_ in ids))
 
     def is_by_priority(self, config: TopicConfig, group: str, chance: int) -> bool:
-        """Returns whether a pop goes by priority. `chance` is a random number below 100."""
+        """Returns whether a pop selects queues by priority. `chance` is a random number below 100."""
         if not is_by_priority(config.attributes):
             return False
         group_config = self._groups.find(group)

@@ -54,7 +54,7 @@ _SLICE_S = 0.005
 _BATCH = 32
 
 _CHECKPOINT, _ACKS = CHECKPOINT_TAG.encode(), (ACK_TAG.encode(), BATCH_ACK_TAG.encode())
-#: Maximum number of its master's acknowledged pops that an acting master keeps in memory. They use at most 30 MB.
+#: Maximum number of the master's acknowledged pops that an acting master keeps in memory. They use at most 30 MB.
 _MOST_ACKS = 100_000
 #: Properties that are omitted if all properties together become too long.
 _ABOUT_POPS = (names.FIRST_POP_TIME, names.ORIGIN_GROUP, names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC)
@@ -116,8 +116,8 @@ class PopRevive:
     def turn(self) -> bool:
         """Works for one time slice: redelivers due messages and reads new records. Returns True if more is left.
 
-        If more is left, the caller continues at once, otherwise after a second. Raises GantryError or OSError if the
-        store fails or rejects messages. The next call then continues with another queue.
+        If so, the caller continues at once, otherwise after a second. Raises GantryError or OSError if the store fails
+        or rejects messages. The next call then continues with another queue.
         """
         end = monotonic() + _SLICE_S
         idle = 0
@@ -129,7 +129,7 @@ class PopRevive:
         return False
 
     def lags(self) -> list[int]:
-        """Returns the lag of each queue: the number of records that are not read yet. [] if this broker reads none."""
+        """Returns the lag of each queue: its number of unread records. [] if this broker does not read the queues."""
         sources = [self._store.find_queue(self._log.topic, queue_id) for queue_id in range(len(self.queues))]
         return [
             0 if source is None else source.max_offset - queue.next_offset
@@ -212,7 +212,7 @@ class PopRevive:
         return self._deal_with(waiting, left)
 
     def revive_now(self, note: Record) -> None:
-        """Redelivers the messages of a checkpoint record that is due, because an acting master has no revive log.
+        """Redelivers the messages of a checkpoint record that is due, because an acting master can't use the log.
 
         Acknowledgements that the master wrote as separate records are ignored, because they are due later. Their
         messages are redelivered as well. Raises the errors of `revive`, or BodyError for a damaged record.
@@ -239,13 +239,13 @@ class PopRevive:
         self._acked.pop(key, None)
 
     def acknowledged(self, ack: Ack) -> None:
-        """On an acting master, records an acknowledgement of a pop of the master, in memory only."""
+        """On an acting master, records the acknowledgement of one of the master's pops, in memory only."""
         for queue in self.queues:
             queue.take_ack(ack)
         self._acked.setdefault(ack.key, set()).update(ack.offsets or [ack.offset])
         self._acked.move_to_end(ack.key)
         if len(self._acked) > _MOST_ACKS:
-            # The broker will redeliver the messages of the dropped pop, although they are acknowledged.
+            # As a consequence, the broker redelivers messages of the dropped pop although they are acknowledged.
             self._acked.popitem(last=False)
 
     def _deal_with(self, waiting: WaitingPop, left: tuple[int, int]) -> bool:
@@ -329,7 +329,7 @@ class PopRevive:
         if retry_config is None:
             self._topics.create_if_absent(target, count)
         elif self._config.use_separate_retry_queue and retry_config.write_queue_nums < count:
-            # Queues are only added: consumers still read the messages in others.
+            # Queues are added but never removed, because consumers still read the messages in them.
             read_count = max(retry_config.read_queue_nums, count)
             self._topics.put(msgspec.structs.replace(retry_config, read_queue_nums=read_count, write_queue_nums=count))
         else:
@@ -351,7 +351,7 @@ def _checkpoint(record: Record) -> Checkpoint:
 def _deliver_time(record: Record) -> int:
     """Returns the time at which the timer should deliver a record of the log, in ms."""
     deliver_ms = find_property(record.properties, b"TIMER_DELIVER_MS") or b""
-    # Limits a wrong property: a record is stored only shortly before its delivery time.
+    # Limits the effect of a wrong property, because a record is stored only shortly before its delivery time.
     latest_ms = record.store_timestamp + CHECKPOINT_LEAD_MS
     is_number = deliver_ms.isdigit() and len(deliver_ms) < 20
     return min(int(deliver_ms), latest_ms) if is_number else record.store_timestamp

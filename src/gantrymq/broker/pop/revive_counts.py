@@ -1,4 +1,4 @@
-"""ReviveCounts: how many records are written to the revive log, read from it, and redelivered (`PopMetricsManager`)."""
+"""ReviveCounts: counts records written to and read from the revive log, and redeliveries (`PopMetricsManager`)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ReviveLog:
             except StoreBusy:
                 raise
             except StoreError as e:
-                # On a full disk, checkpoints stay in memory as long as possible.
+                # If the disk is full, checkpoints stay in memory as long as possible.
                 log.info("there is no room for notes about pops yet: %s", e)
                 return
             self._is_preallocated = True

@@ -20,7 +20,7 @@ from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 
 #: Largest number of checkpoints of one queue in memory. They use about 6 MB.
 LIMIT = 8192
-#: The log must be read this far past a checkpoint's time, in ms. The timer delivers acknowledgements to the second.
+#: A checkpoint waits until the log is read this far past its time, in ms, because the timer is exact only to a second.
 _ACK_GRACE_MS = 2000
 #: If the log has no new record for this time, in ms, it counts as read up to the current time.
 _IDLE_MS = 3000
@@ -54,7 +54,7 @@ class ReviveQueue:
         #: All records with a delivery time up to this one have been read.
         self._log_ms = 0
         self._waiting: OrderedDict[PopKey, WaitingPop] = OrderedDict()
-        #: While only acknowledgements are read: (next offset to read, `_log_ms` when the limit was reached). Else None.
+        #: While only acknowledgements are read: the next offset to read, and `_log_ms` at the limit. Otherwise None.
         self._ahead: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ class ReviveQueue:
     def take_checkpoint(self, checkpoint: Checkpoint, offset: int, stored_ms: int) -> None:
         """Adds a checkpoint. `offset` is the offset of its record.
 
-        A correct checkpoint's time is shortly after its record was stored (`stored_ms`). A later time is reduced to
-        that.
+        A valid checkpoint's time is shortly after the time `stored_ms`, at which its record was stored. A later time is
+        reduced accordingly.
         """
         checkpoint.topic = sys.intern(checkpoint.topic)
         checkpoint.group = sys.intern(checkpoint.group)
@@ -84,7 +84,7 @@ class ReviveQueue:
         self._waiting.setdefault(checkpoint.key, waiting)
 
     def take_ack(self, ack: Ack) -> None:
-        """Records an acknowledgement. Ignores a late or repeated one, whose checkpoint is not in memory."""
+        """Records an acknowledgement. Ignores late and repeated ones, whose checkpoint is not in memory."""
         waiting = self._waiting.get(ack.key)
         if waiting is None:
             return

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 1.0
 #: Maximum number of checkpoints that leave the buffer in one event-loop iteration.
 _EXPIRE_BATCH = 256
-#: A time after the expiry of every checkpoint in the buffer, in ms.
+#: A time that is later than the expiry of every checkpoint in the buffer, in ms.
 _EVER = 1 << 62
 
 
@@ -108,7 +108,7 @@ class PopService(Feature):
         notifications = PopNotifications(self.queues, self.orderly, self.waiting_notifications, self.waiting)
         self._handlers = {**popping.handlers(), **acks.handlers(), **notifications.handlers()}
         self._revive = PopRevive(context, revive_log=revive_log, appender=appender, retry=retry)
-        #: Another broker may be master.
+        #: True if another broker may be master.
         self._is_doubted = False
         self._expiring = jobs.repeating("write down what is popped", self._expire, _TICK_S)
         self._reviving = jobs.repeating("revive unacknowledged messages", self._revive_due, _TICK_S)
@@ -170,7 +170,7 @@ class PopService(Feature):
         self._log.keep_acks_by(None)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
-        """Ends long polls while another broker may be master. Clients poll again, and get errors meanwhile."""
+        """Ends long polls while another broker may be master. Clients poll again, and get errors during this time."""
         self._is_doubted = is_doubted
         for waiting in (self.waiting, self.waiting_notifications):
             if is_doubted:

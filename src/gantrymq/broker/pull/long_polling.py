@@ -1,9 +1,9 @@
 """LongPolling: pull requests that wait for messages (`PullRequestHoldService`).
 
-A waiting pull has an entry in three dictionaries and no timer. One job checks each second for expired pulls. Arrivals
-are collected and answered once in each event-loop iteration, so a pull gets all messages of one socket read. If many
-pulls are to be answered at the same time, each iteration answers them for SLICE_S, with the connections in rotation.
-Other features, such as `PopLongPolling`, also watch queues here.
+A waiting pull has an entry in three dictionaries and no timer. One job checks every second for expired pulls. Arrivals
+are collected, and pulls are answered once in each event-loop iteration. A pull therefore gets all messages of one
+socket read. If many pulls must be answered at the same time, each iteration answers them for SLICE_S, with the
+connections in rotation. Other features, such as `PopLongPolling`, also watch queues here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LongPolling(Feature):
         self._count = 0
         #: Pulls to answer in later event-loop iterations, each once.
         self._backlog: FairQueue[Connection, WaitingPull] = FairQueue()
-        #: Whether the pulls of the backlog have expired.
+        #: For each pull of the backlog, whether it has expired.
         self._due: dict[WaitingPull, bool] = {}
         #: True if `_go_on` will run.
         self._goes_on = False
@@ -111,14 +111,14 @@ class LongPolling(Feature):
         self._forget(queue)
 
     def message_arrived(self, queue: ConsumeQueue) -> None:
-        """Schedules the responses for the queue, after each stored message. Costs one look-up if no pull waits."""
+        """Schedules responses for the queue. Called after each stored message. Cheap if no pull waits."""
         if queue in self._wanted:
             if not self._arrived:
                 self._loop.call_soon(self._answer)
             self._arrived[queue] = None
 
     def connection_closed(self, connection: Connection) -> None:
-        """Drops the pulls of a closed connection."""
+        """Removes the pulls of a closed connection."""
         for pull in list(self._by_connection.get(connection, ())):
             self._remove(pull)
         while connection in self._backlog:

@@ -1,6 +1,6 @@
 """PullProcessor: PULL_MESSAGE and LITE_PULL_MESSAGE (`PullMessageProcessor`, `DefaultPullMessageResultHandler`).
 
-The messages of a response are slices of the mapped log. They are not decoded or copied on the way to the socket.
+The messages of a response are slices of the mapped log. They are sent without being decoded or copied.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.system.clock import monotonic, now_ms
 
-#: Limit of a pull whose request has no limit, in bytes (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The
-#: store also limits every pull, with other values for bulk readers.
+#: Maximum size of the response if a pull request sets no limit, in bytes
+#: (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The store applies further limits.
 DEFAULT_PULL_BYTES = 256 * 1024
 
 #: Longest wait of a pull, in ms. After that time, the client's connection counts as idle.
@@ -74,7 +74,7 @@ class PullProcessor(Feature):
         self.reused_offsets: ReusedOffsets | None = None
         #: Value of RECOVERY_FIELD.
         self._start_ms = str(now_ms())
-        #: Another broker may be master.
+        #: True if another broker may be master.
         self._is_doubted = False
         events = context.events
         events.connection_closed.subscribe(self.polling.connection_closed)
@@ -142,7 +142,7 @@ class PullProcessor(Feature):
         result = self._read(queue, header, wanted)
         self._stats.read(header.topic, header.consumer_group, result, monotonic() - connection.command_began)
         if result.status is GetStatus.FOUND:
-            # The hot path.
+            # This is the hot path.
             begin = self._offsets.topic_begin(header.topic)
             return self._answer(request, ResponseCode.SUCCESS, result, group, queue, begin)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
@@ -175,7 +175,7 @@ class PullProcessor(Feature):
         group: SubscriptionGroupConfig,
         expression: str,
     ) -> Steps:
-        """As `pull`, in steps of a few milliseconds."""
+        """Works like `pull`, but in steps of a few milliseconds."""
         yield from compiling(expression)
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
@@ -223,7 +223,7 @@ class PullProcessor(Feature):
 
     def _retry_in_steps(self, pull: WaitingPull, expired: bool) -> Steps:
         if self._store.find_queue(pull.header.topic, pull.header.queue_id) is not pull.queue:
-            # The queue was deleted. The consumer pulls again, and detects the new queue by `topic_begin`.
+            # The queue was deleted. The consumer pulls again, and `topic_begin` then shows that the queue is new.
             result, expired = _nothing(pull.queue, pull.header), True
         elif pull.connection.is_full:
             # The client does not read its responses. Responses to all of its pulls would fill the memory.
@@ -305,7 +305,7 @@ class PullProcessor(Feature):
     def _get_filtered(
         self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter
     ) -> Generator[None, None, GetResult]:
-        """As `_read`, but in steps of a few milliseconds until a message passes the filter, and counts the read.
+        """Like `_read`, but in steps of a few milliseconds until a message passes the filter. Also counts the read.
 
         A pull checks at most as many messages as in Java, and the next pull continues after them. All steps count as
         one read.
@@ -353,7 +353,7 @@ class PullProcessor(Feature):
             request.serialize_type,
             request.opaque,
             code,
-            # Avoids `value`, which takes 0.2 us longer.
+            # `value` would take 0.2 us longer.
             result.status._value_,
             broker_id,
             result.next_begin_offset,
@@ -411,8 +411,8 @@ def _code(result: GetResult, header: PullMessageRequestHeader) -> int:
     code = _CODES.get(result.status)
     if code is not None:
         return code
-    # NO_MATCHED_LOGIC_QUEUE, NO_MESSAGE_IN_QUEUE: a pull from offset 0 waits. In an empty queue, any other offset is
-    # wrong.
+    # The status is NO_MATCHED_LOGIC_QUEUE or NO_MESSAGE_IN_QUEUE. A pull from offset 0 waits. Any other offset is wrong
+    # in an empty queue.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
 
 

@@ -1,7 +1,7 @@
 """ReusedOffsets: consumer offsets that are ahead of a queue after the queue has lost its end.
 
-A power failure loses the messages that are not on disk yet. Consumers may have received them: messages are delivered
-before the flush, even with SYNC_FLUSH. The next messages of the queue then get the same offsets again.
+A power failure destroys messages that are not on disk yet. Consumers may already have them, because messages are
+delivered before the flush, even with SYNC_FLUSH. The next messages of the queue then get the same offsets.
 
 If a group pulls from an offset beyond the end of the queue, `MessageStore.get` sends it back to the recovered end. If
 enough new messages arrive before that pull, the offset is valid again. The group then skips the new messages before
@@ -14,7 +14,7 @@ from __future__ import annotations
 from gantrymq.broker.tables import ConsumerOffsets
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: Duration of these checks, in seconds. Within this time, all consumers from before the start connect again.
+#: Duration of these checks, in seconds. Within this time, all consumers reconnect after the start.
 WHILE_S = 120.0
 
 
@@ -42,15 +42,15 @@ class ReusedOffsets:
     def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
         """Returns whether a committed offset includes messages that the queue has lost.
 
-        If so, the broker has not sent the committing consumer back yet. The commit would hide the progress of the
-        members that it has sent back.
+        If so, the committing consumer has not been sent back yet. Its commit would hide the progress of members that
+        have been sent back.
         """
         if queue.recovered_end is None or self._offsets.query(group, queue.topic, queue.queue_id) is None:
             return False
         return offset > self._known.get((queue, group), queue.recovered_end)
 
     def answered(self, queue: ConsumeQueue, group: str, next_offset: int) -> None:
-        """Records the next offset of a group: from a response to a pull, or set by an administrator."""
+        """Records the next offset of a group, which comes from a response to a pull or from an administrator."""
         if queue.recovered_end is not None:
             key = queue, group
             self._known[key] = max(self._known.get(key, queue.recovered_end), next_offset)

@@ -98,7 +98,7 @@ class Replication(Feature):
         await self._master.start()
 
     async def become_slave(self) -> None:
-        """Follows the master that `haMasterAddress`, the NameServers or, in controller mode, the controller name."""
+        """Follows the master. Its address comes from `haMasterAddress`, the NameServers or the controller."""
         await self._end_master()
         await self._end_slave()
         self.role_changes += 1

@@ -1,4 +1,4 @@
-"""Responses of a slave to requests that only a master can handle. The remarks are Java's where Java has any.
+"""Responses of a slave to requests that only a master can handle. The responses have Java's remarks if Java sends any.
 
 A slave's log and tables are copies of its master's. If a slave stored a message or created a topic, the change would be
 lost, or the copies would differ. Sources: SendMessageProcessor.rejectRequest, EndTransactionProcessor,
@@ -23,8 +23,8 @@ _TABLES = (
     ResponseCode.SYSTEM_ERROR,
     "Can't modify topic or subscription group from slave broker, please execute it from master broker.",
 )
-#: An acting master accepts pops. A Java slave always accepts them, but it can't store which messages are in flight, so
-#: it returns the same messages again.
+#: An acting master accepts pops. A Java slave always accepts them. It can't record messages as in flight, so it returns
+#: the same messages again.
 _POPS = ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: pops are for the master, this broker is a slave"
 
 _REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {

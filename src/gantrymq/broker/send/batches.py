@@ -178,8 +178,8 @@ class BatchSends:
             if found is not None:
                 plain.cache(request, found, is_batch=True)
         if waits:
-            # This also applies to rows that were stored before: a repeated send must wait for the flush and the
-            # replicas, too.
+            # This also applies to rows that an earlier attempt has stored: a repeated send must wait for the flush and
+            # the replicas, too.
             timeout_ms = decode_send_request(request).options.timeout_ms
             end = self._appender.store.max_physical_offset
             self._pending_responses.reply(connection, request, end, response, timeout_ms=timeout_ms)

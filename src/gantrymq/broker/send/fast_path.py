@@ -1,9 +1,9 @@
 """PlainSends: native code stores and answers the ordinary sends of one socket read in one call.
 
-The rules for sends are in Python only. The headers of a producer's messages differ only in the opaque number, the born
-timestamp and the properties. `SendProcessor.send` or `BatchSends.send` handles the first message with a header. If it
-needs no special handling, `cache` caches its header and its queue in native code. Native code then handles all further
-messages with this header.
+Only Python code contains the rules for sends. The headers of a producer's messages differ only in the opaque number,
+the born timestamp and the properties. `SendProcessor.send` or `BatchSends.send` handles the first message with a
+header. If it needs no special handling, `cache` caches its header and its queue in native code. Native code then
+handles all further messages with this header.
 
 A native call ends at the first frame with one of these:
 - a header that is not cached
@@ -13,13 +13,13 @@ A native call ends at the first frame with one of these:
 
 Python handles this frame and all frames after it.
 
-Native code reads the positions of the log and of the queues in each call and does not cache them. So everything that
-stops `MessageWriter.append` also ends the call: a full file, a refusal, a closed store, a deleted topic. The cached
-headers are dropped when a topic, the configuration or the role changes.
+Native code reads the positions of the log and of the queues in each call and does not cache them. Every condition that
+stops `MessageWriter.append` therefore also ends the call: a full file, a refusal, a closed store, a deleted topic. The
+cached headers are dropped when a topic, the configuration or the role changes.
 
 If responses wait for the disk or for replicas, the responses of one call wait together. Messages with a WAIT other than
 `true` then take the ordinary code path. The longest wait of a response depends on the client's timeout, which is part
-of the header. So each duration has its own native object, and a connection uses the object of its last header.
+of the header. Each duration therefore has its own native object. A connection uses the object for its last header.
 
 The fast path is off when access control or `enabledAppendPropCRC` is on, and for IPv6 addresses of broker or client.
 Decision record: docs/decisions/plain-sends.md.
@@ -81,7 +81,7 @@ class PlainSends:
         self._native = native
         self._pending_responses = pending_responses
         self._long_requests = long_requests
-        #: Responses wait for the disk or for replicas.
+        #: True if responses wait for the disk or for replicas.
         self._is_safe = False
         self._appender = appender
         self._append = appender.store.append_sends
@@ -91,7 +91,7 @@ class PlainSends:
         #: Longest wait of a response, in ms -> native object.
         self._sends: dict[int, _Sends] = {}
         self._new_sends: Callable[[], _Sends] | None = None
-        #: Connection of the last native call, if it ended at an unknown header. `cache` can add the header.
+        #: Connection of the last native call, if the call ended at an uncached header, which `cache` can add.
         self._asks: Connection | None = None
         #: The native object of that call.
         self._asking: _Sends | None = None
@@ -142,7 +142,7 @@ class PlainSends:
         within_ms = connection.attributes.get(_WITHIN_MS, _DEFAULT_WITHIN_MS)
         sends = self._sends.get(within_ms)
         if sends is None:
-            # If there is no object for the connection's duration, the connection uses the default object.
+            # If the connection's duration has no object, the connection uses the object of the default duration.
             within_ms = _DEFAULT_WITHIN_MS
             sends = self._sends.get(within_ms)
             if sends is None:
@@ -155,7 +155,7 @@ class PlainSends:
             # The ordinary code path sends the error to each client.
             return 0, b""
         except Exception:
-            # Nothing is stored in this case.
+            # In this case, nothing was stored.
             log.exception("native code has a fault: all sends go the other way until it is begun with anew")
             self._add_counts()
             self._sends, self._new_sends = {}, None
@@ -193,7 +193,7 @@ class PlainSends:
         target, options = sent.target, sent.options
         sends = self._sends_for(connection, options.timeout_ms)
         if sends is not self._asking:
-            # This object has not read the header. It can cache the header after the connection's next send.
+            # This object has not parsed the header yet. It can cache the header after the connection's next send.
             return
         is_plain = not (
             request.flag

@@ -1,6 +1,6 @@
-"""The rows of an idempotent write request, and the number of these rows that the queue already has.
+"""Decodes the rows of an idempotent write request, and counts those that the queue already has.
 
-The last row that the writer stored in the queue is enough to compute this number.
+The last row that the writer stored in the queue is enough for the count.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def without(batch: RecordBatch, count: int) -> RecordBatch:
 
 
 def lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
-    """Returns the error for a request that continues after a row which the queue does not have."""
+    """Returns the error for a request that continues after a row that is missing from the queue."""
     return RequestRefused(
         ResponseCode.ILLEGAL_OPERATION,
         f"batch {row.batch} of the writer {row.writer} goes on after row {after.row}, and the queue has its rows up to "

@@ -1,15 +1,15 @@
-"""IdempotentWrites: stores each row of an idempotent writer once, also if the writer sends it again.
+"""IdempotentWrites: stores each row of an idempotent writer only once, even if the writer sends it again.
 
 A writer is one partition of a Spark write. `protocol/row_ids.py` defines rows, ids and checksums. A writer's rows
-arrive at a queue in order. So the queue has all rows up to the writer's last stored row, if the checksum shows that the
-rows are the same. The broker keeps only this last row for each writer and queue, in 400 bytes. A table of all rows
-would use 150 bytes for each row.
+arrive at a queue in order. If the checksum shows that the rows are the same, the queue therefore has all rows up to the
+writer's last stored row. The broker keeps only this last row for each writer and queue, in 400 bytes. A table of all
+rows would use 150 bytes for each row.
 
 The table is derived from the log, because each message contains its id:
 - config/gantryWriters.json contains the table for the log up to a physical offset. The file is written before the first
   row is stored. Without it, the table is empty.
 - At start, the broker adds the rows after this offset. If that takes longer than 0.2 s, it continues when the first
-  idempotent writer sends. The requests of such writers wait until the table is complete.
+  idempotent writer sends. The requests of idempotent writers wait until the table is complete.
 - A slave that becomes master reads the log when the first idempotent writer sends.
 """
 
@@ -70,11 +70,11 @@ _LOOK_S = 10.0
 #: The file is rewritten each time the log has grown by this size, in bytes. A restart reads the log after the file's
 #: position.
 _LOG_BYTES = 64 * 1024 * 1024
-#: A start reads the log for this time, in seconds.
+#: Longest time for which a start reads the log, in seconds.
 _START_S = 0.2
-#: After the start, each slice of reading the log takes this time, followed by an equal pause, in seconds.
+#: After the start, the log is read in slices of this length, each followed by an equal pause, in seconds.
 _SLICE_S = 0.005
-#: Longest wait of a request for this read, in seconds. It is shorter than the default timeout of a client, 3 s.
+#: Longest wait of a request until the log is read, in seconds. It is shorter than the default timeout of a client, 3 s.
 _WAIT_S = 2.0
 #: Maximum number of queues that one step of a request looks up.
 _QUEUES_AT_ONCE = 500
@@ -92,14 +92,14 @@ class IdempotentWrites(Feature):
         self.table = WriteIds()
         self._file = context.persistence.file(self._path, self._encode, follows_log=True)
         self._has_file = False
-        #: (topic, queue id) -> the queue at the last request. Another object means that the queue was deleted.
+        #: (topic, queue id) -> the queue at the last request. If the store has another object, the queue was deleted.
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         #: Topic -> largest queue id in the table.
         self._last_queues: dict[str, int] = {}
         #: The records that are still to be read, and the physical offset of the first one.
         self._records: Iterator[Record | None] | None = None
         self._start = 0
-        #: The broker is a slave.
+        #: True if the broker is a slave.
         self._follows = False
         self._all_read = asyncio.Event()
         self._all_read.set()
@@ -179,7 +179,7 @@ class IdempotentWrites(Feature):
             self._looking.start()
 
     async def become_slave(self) -> None:
-        """Stops the background work. The log is a copy of the master's from now on."""
+        """Stops the background work. From this point, the log is a copy of the master's."""
         self._follows = True
         await self.stop()
 
@@ -203,13 +203,13 @@ class IdempotentWrites(Feature):
             record = next(store.records_with(b"", position), None)
         except RecordError:
             return None
-        # The blank at the end of a log file contains no record.
+        # If the file ends with a blank, the next record is at the start of the next file.
         end_of_file = position - position % store.config.mapped_file_size_commit_log
         end_of_file += store.config.mapped_file_size_commit_log
         return position if record is not None and record.physical_offset in (position, end_of_file) else None
 
     def _learn(self, record: Record) -> None:
-        """Adds the row of a record of the log to the table, if it is newer than the writer's entry."""
+        """Adds the row in a log record to the table, if it is newer than the writer's entry."""
         topic, queue_id = record.topic.decode(errors="replace"), record.queue_id
         chain = decode_sequence(find_property(record.properties, SEQUENCE) or b"", target_of(topic, queue_id))
         queue = self._store.find_queue(topic, queue_id)
@@ -300,7 +300,7 @@ class IdempotentWrites(Feature):
 
     @property
     def is_begun(self) -> bool:
-        """Whether the file exists. Rows must not be stored before: without the file, a start does not read the log."""
+        """Whether the file exists. Rows are stored only after that: without the file, a start does not read the log."""
         return self._has_file
 
     async def begin(self) -> None:
@@ -337,7 +337,7 @@ class IdempotentWrites(Feature):
         return (first_offset, offsets) if len(offsets) == rows.total else (-1, [])
 
     def _get_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Returns the target queues of a writer's batch, if the broker has rows of it."""
+        """Returns the target queues of a writer's batch, if the broker has rows of this batch."""
         header = request.read_header(GetWriterQueuesRequestHeader)
         if len(header.writer) > MAX_ID_LENGTH:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the writer has more than {MAX_ID_LENGTH} characters")

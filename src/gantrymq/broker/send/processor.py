@@ -1,6 +1,6 @@
 """SendProcessor: handles SEND_MESSAGE and SEND_MESSAGE_V2 (`SendMessageProcessor`). Batches are in `batches`.
 
-`send` is the hot path: header, checks, record, response. It creates no task. Its only objects for a message are the
+`send` is the hot path: header, checks, record, response. It creates no task, and no objects for a message except the
 request and the header. `send` contains all rules; `fast_path` only repeats its result for further messages.
 """
 
@@ -129,7 +129,7 @@ class SendProcessor(Feature):
         self._begin_plain()
 
     def _topics_changed(self, names: Collection[str] = ()) -> None:
-        """Drops the cached headers, and the cached queues of these topics. No names mean all topics."""
+        """Drops the cached headers, and the cached queues of these topics (of all topics if there are no names)."""
         self._forget_plain()
         self._queues.topics_changed(names)
 
@@ -234,7 +234,7 @@ class SendProcessor(Feature):
         """Returns whether a message is a half message."""
         if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
             return False
-        # Consumers before 4.6.1 kept the property in the messages that they sent to a retry topic.
+        # Consumers before 4.6.1 leave the property in the messages that they send to a retry topic.
         return not (reconsume_times and delay_level(properties))
 
     def _prepare(
@@ -314,7 +314,7 @@ class SendProcessor(Feature):
         if _POP_CK in text:
             properties = without_property(properties, b"POP_CK")
         # A forwarded message has the properties that its former broker added. Only CLUSTER is checked, to save time.
-        # Without it, TRACE_ON and MSG_REGION can be duplicated. This does no harm, because the last value counts.
+        # A message without CLUSTER can get a second TRACE_ON and MSG_REGION, which is harmless: the last value counts.
         if "CLUSTER\x01" in text:
             for name in (b"CLUSTER", b"TRACE_ON", b"MSG_REGION"):
                 properties = without_property(properties, name)

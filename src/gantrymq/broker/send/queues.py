@@ -37,7 +37,7 @@ class SendQueues:
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
 
     def topics_changed(self, names: Collection[str] = ()) -> None:
-        """Drops the cached queues of these topics. No names mean all topics."""
+        """Drops the cached queues of these topics; of all topics if there are no names."""
         for name in names:
             self._writable.pop(name, None)
         if not names:

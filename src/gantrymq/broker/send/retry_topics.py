@@ -1,4 +1,4 @@
-"""RetryTopics: stores messages again that a consumer failed to process.
+"""RetryTopics: stores the messages again that a consumer failed to process.
 
 A message goes to the retry topic %RETRY%group, with a delay that increases with each retry. After the last retry, it
 goes to the dead-letter queue %DLQ%group. This applies to CONSUMER_SEND_MSG_BACK
@@ -29,7 +29,7 @@ from gantrymq.system import randomness
 from gantrymq.system.clock import now_ms
 
 DLQ_QUEUE_NUMS = 1
-#: Delay level of the first retry. Each further retry has the next level.
+#: Delay level of the first retry. Each further retry uses the next higher level.
 FIRST_RETRY_LEVEL = 3
 
 
@@ -103,8 +103,8 @@ class RetryTopics(Feature):
             self._stats.sent_to_dlq(origin, group.group_name)
             self._stats.dead_letter(origin, group.group_name)
         if self._pending_responses.is_used:
-            # After the response, the consumer discards the message. Java responds at once, so a power failure can
-            # lose the message.
+            # After the response, the consumer discards the message. Java responds at once, so that a power failure can
+            # destroy the message.
             end, waits = put.physical_offset + put.size, self._pending_responses
             waits.reply(connection, request, end, RemotingCommand.response(), late_codes=waits.response_codes_of_copies)
             return None

@@ -2,8 +2,8 @@
 
 The tables are topics, groups, consumer offsets, delay offsets, timer metrics and request modes. The requests use Java's
 codes, so a slave works with a master of either implementation. Users and permissions are copied only if authentication
-is on at both sides. Java's brokers do not share them. A table that depends on the log is applied when the slave's log
-is long enough (`PendingTables`).
+is on for both brokers. Java's brokers do not share them. A table that depends on the log is applied when the slave's
+log is long enough (`PendingTables`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ log = peer_log(__name__)
 _PERIOD_S = 10.0
 _CHECKPOINT_S = 3.0
 _NO_MASTER_S = 1.0
-#: Shortest time between two copies, in seconds. A missing topic causes an earlier copy.
+#: Shortest time between two copies, in seconds. A missing topic causes a copy before the next interval.
 _LEAST_PAUSE_S = 0.5
 #: Interval to check whether the log has reached pending tables, in seconds.
 _TAKE_S = 0.1
 #: Large tables need a long timeout (`BrokerOuterAPI`). A failed request for a small table is repeated soon.
 _TIMEOUT_MS = 30_000
 _SMALL_TIMEOUT_MS = 3000
-#: Maximum number of digits of a number in a table. A Java long has at most 19.
+#: Maximum number of digits of a number in a table. A Java long has at most 19 digits.
 _MOST_DIGITS = 20
 #: Names of the tables that are applied when the log is long enough.
 _OFFSETS = "offsets of consumers"

@@ -1,8 +1,8 @@
 """Tables of a master that a slave can't apply yet, because its log is too short.
 
 Consumer offsets and delivery progress refer to messages in the master's log. If a slave applied them before it has
-these messages and then became master, it would skip messages whose delivery is only in the former master's log. Java's
-slave applies each table as soon as it arrives.
+these messages and then became master, it would skip messages whose delivery only the former master's log records.
+Java's slave applies each table as soon as it arrives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Take = Callable[[], Awaitable[None] | None]
 class PendingTables:
     """Keeps at most one pending table per name.
 
-    A newer table doesn't replace a pending one. Otherwise a slave that always lags a little would never apply any.
+    A newer table doesn't replace a pending one. Otherwise a slave that always lags a little would never apply a table.
     """
 
     def __init__(self) -> None:

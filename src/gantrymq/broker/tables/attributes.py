@@ -17,7 +17,7 @@ from gantrymq.protocol.unsupported_features import feature_of_attribute
 
 #: Topic type whose messages have priorities.
 PRIORITY = "PRIORITY"
-#: Group attribute: the percentage of pops that go by priority.
+#: Group attribute: the percentage of pops that select queues by priority.
 PRIORITY_FACTOR = "priority.factor"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
@@ -69,7 +69,7 @@ def is_by_priority(topic_attributes: Mapping[str, str]) -> bool:
 
 
 def priority_factor(group_attributes: Mapping[str, str]) -> int:
-    """Returns the percentage of a group's pops that go by priority."""
+    """Returns the percentage of a group's pops that select queues by priority."""
     text = group_attributes.get(PRIORITY_FACTOR, "")
     return int(text) if _NUMBER.fullmatch(text) else 100
 

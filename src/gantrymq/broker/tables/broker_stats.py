@@ -1,7 +1,7 @@
 """BrokerStats: counts events between two samples (`BrokerStatsManager`).
 
-`admin/runtime_info.py` takes the counts with every sample. Stored messages are not counted here: their number and size
-follow from the queues.
+`admin/runtime_info.py` takes the counts with every sample. Stored messages are not counted here, because the queues
+contain their number and size.
 """
 
 from __future__ import annotations

@@ -31,11 +31,11 @@ log = peer_log(__name__)
 
 #: Retention time of unused expressions, in ms (filterDataCleanTimeSpan).
 KEPT_MS = 24 * 3600 * 1000
-#: Largest number of expressions of all groups. At the limit, unused ones are removed.
+#: Largest number of expressions of all groups. At the limit, unused expressions are removed.
 MAX_FILTERS = 10_000
 #: At the limit, at least 1/_REMOVED_DIVISOR of the unused expressions are removed.
 _REMOVED_DIVISOR = 4
-#: An expression that was in use at the stop counts, at the start, as unused since this time before the start, in ms.
+#: If an expression was in use when the broker stopped, it counts as unused since this time before the start, in ms.
 _DEAD_BEFORE_START_MS = 30_000
 
 
@@ -91,7 +91,7 @@ class ConsumerFilters(Feature):
     def load(self, now_ms: int | None = None) -> None:
         """Loads the file. All expressions count as unused until the next heartbeat of their group.
 
-        A damaged file is no error, because heartbeats contain the expressions.
+        A damaged file is not an error, because heartbeats contain the expressions.
         """
         now_ms = clock.now_ms() if now_ms is None else now_ms
         content = self._file.load(_FilterFile, can_be_rebuilt=True)

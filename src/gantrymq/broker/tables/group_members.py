@@ -234,7 +234,7 @@ class GroupMembers(Generic[M]):
         return {group for group in stale if self._leave_consumers(group, client.member)}
 
     def expire(self, oldest: float, limit: int = sys.maxsize) -> tuple[set[str], list[M]]:
-        """Drops up to `limit` connections silent after `oldest`. Returns (changed groups, dropped members)."""
+        """Drops up to `limit` connections, silent since `oldest`. Returns (changed groups, dropped members)."""
         silent: list[M] = []
         for member, mine in self._memberships.items():
             if len(silent) >= limit or mine.last_heartbeat >= oldest:

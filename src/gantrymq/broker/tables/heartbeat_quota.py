@@ -1,6 +1,6 @@
 """The memory quota for groups, members and subscriptions that clients register with heartbeats.
 
-Java has no such quota: there, 600 connections with one heartbeat of 0.9 MB each use 590 MiB.
+Without a quota, as in Java, 600 connections with one heartbeat of 0.9 MB each use 590 MiB.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Important changes are written soon, and a request can wait until its change is on disk. Other changes are written every
 `flushConsumerOffsetInterval`. All changes are written when the broker stops.
 
-Java writes the file for each change. Here, a heartbeat with 4,000 new groups would then take 47 s. A table is encoded
-in small pieces, because a single call blocks the event loop even from a thread: 28 ms for 50,000 topics.
+Java writes the file for each change. With one write for each change, a heartbeat with 4,000 new groups would take 47 s.
+A table is encoded in small pieces, because a single call blocks the event loop even from a thread: 28 ms for 50,000
+topics.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _AFTER_ERROR_S = 1.0
 _ENTRIES = 1000
 #: After a piece of at least this size, in bytes, the encoding thread sleeps for _REST_S.
 _PIECE_BYTES = 16 * 1024
-#: Duration of the sleep, in seconds. Without it, the thread would keep the interpreter for 5 ms.
+#: Duration of the sleep, in seconds. Without the sleep, the thread would keep the GIL for 5 ms.
 _REST_S = 0.0001
 
 #: Mode of the directory of a secret file: only the owner has access.
@@ -73,7 +74,7 @@ class TableFile:
         self._is_secret = is_secret
         self._encode = encode
         self._saving = persistence
-        #: (number of changes that must be on disk, future of the caller).
+        #: Pairs: number of changes that must be on disk, and the caller's future.
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         #: Number of all changes of the table, and number of changes that are on disk.
         self.changes = 0
@@ -103,11 +104,11 @@ class TableFile:
         return self.changes != self.written_changes
 
     def changed(self) -> None:
-        """Records a change of the table. It is written in the next round."""
+        """Records a change of the table, which is written in the next round."""
         self.changes += 1
 
     def write_soon(self) -> None:
-        """Records an important change of the table. It is written after SOON_S."""
+        """Records an important change of the table, which is written after SOON_S."""
         self.changes += 1
         self.is_urgent = True
         self._saving.wake(SOON_S)

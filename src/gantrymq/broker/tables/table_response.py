@@ -16,7 +16,7 @@ from gantrymq.remoting.long_requests import Steps
 class TableResponse:
     """Encodes a table in steps. Concurrent requests share one encoding while the table is unchanged.
 
-    With separate encodings of 3 MB, forty clients used 200 MiB.
+    With separate encodings of 3 MB, forty clients would use 200 MiB.
     """
 
     def __init__(self) -> None:

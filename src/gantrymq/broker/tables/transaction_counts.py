@@ -10,7 +10,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 
 #: Upper bounds of the latency of commits, in seconds (`BrokerMetricsManager`).
 _LATENCY_BOUNDS_S = (5, 60, 600, 3600, 43_200, 86_400)
-#: Maximum number of topics in each table: decisions about half messages of deleted topics can add more and more.
+#: Maximum number of topics in each table. Without it, half messages of deleted topics could add ever more topics.
 MAX_TOPICS = 65_536
 
 
@@ -19,11 +19,11 @@ class TransactionCounts:
 
     A deleted topic is removed. A later decision about one of its half messages adds it again.
 
-    After a start, and after each change of role, `TransactionStates` counts the open ones in the log. A damaged half
-    message stays counted until no transaction is open.
+    After a start, and after each change of role, `TransactionStates` counts the open half messages in the log. A
+    damaged half message stays counted until no transaction is open.
 
     Attributes:
-        open: Half messages whose transaction is open. A topic stays with 0.
+        open: Half messages whose transaction is open. A topic remains when its number is 0.
         commits: Half messages committed since the start.
         rollbacks: Half messages rolled back since the start.
         latencies_s: Time from the birth of a half message to its commit, in seconds.
@@ -40,7 +40,7 @@ class TransactionCounts:
         count_within(MAX_TOPICS, self.open, topic, count)
 
     def ended(self, verdict: int, topic: str, age_ms: int, count: int = 1) -> None:
-        """Counts commits or rollbacks. `age_ms`: time since the half messages were born, in ms."""
+        """Counts commits or rollbacks. `age_ms` is the time since the half messages were created, in ms."""
         if verdict != TRANSACTION_COMMIT:
             count_within(MAX_TOPICS, self.rollbacks, topic, count)
             return
@@ -54,7 +54,7 @@ class TransactionCounts:
         latency.observe(max(age_ms, 0) // 1000, count)
 
     def close(self, topic: str, count: int = 1) -> None:
-        """Subtracts half messages that have ended, or that are not checked any more."""
+        """Subtracts half messages that have ended, or that are no longer checked."""
         if topic in self.open:
             self.open[topic] = max(self.open[topic] - count, 0)
 

@@ -2,8 +2,8 @@
 
 - A transactional send stores a *half message*, which consumers do not see.
 - The producer then commits it or rolls it back: the transaction has *ended*. An *op message* lists ended half messages.
-- Until then the transaction is *open*. The broker *checks* it: it requests the state from the producer group.
-- After too many checks, the broker *gives up* the half message and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
+- Until then the transaction is *open*. The broker *checks* it by requesting its state from the producer group.
+- After too many checks, the broker *gives up* the transaction and moves the half message to TRANS_CHECK_MAX_TIME_TOPIC.
 - A *decision* ends many half messages at once. Spark uses it.
 """
 

@@ -56,7 +56,7 @@ log = peer_log(__name__)
 _BATCH = 32
 #: A step ends after half messages of this total size, in bytes.
 _BATCH_BYTES = 1024 * 1024
-#: Maximum number of unprocessed half messages for which waiting ones stay in place. Ended ones behind them use memory.
+#: With more half messages than this, waiting ones do not stay in place: ended ones behind them use memory.
 _MOST_WAITING = 10_000
 
 
@@ -103,7 +103,7 @@ class TransactionCheck(TransactionStates):
             yield []
         has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_check))
         while has_work:
-            # Reads new op messages first, so that transactions that have ended during the round are not checked.
+            # Reads new op messages first, so that transactions that ended during the round are not checked.
             while self.read_ops():
                 yield []
             if self.ends.step_over():
@@ -168,7 +168,7 @@ class TransactionCheck(TransactionStates):
                             record, now_ms, can_check, check_requests
                         )
                 except StoreBusy:
-                    # Continues this round after a short wait, because thousands of half messages may be left.
+                    # The round continues after a short wait, because thousands of half messages may be left.
                     self.waits_for_file = True
                     return check_requests, True
                 except _NotYet:
@@ -186,7 +186,7 @@ class TransactionCheck(TransactionStates):
         return check_requests, self.ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
-        """Processes an open half message. Returns False if this one, and thus all later ones, are too young."""
+        """Processes an open half message. Returns False if it and thus all later ones are too young."""
         fields = decode_properties(record.properties)
         if self._appender.escapes:
             return self._give_away(record, fields)
@@ -220,7 +220,7 @@ class TransactionCheck(TransactionStates):
         if self.decisions.open:
             return False
         if not self.ends.has(first_half_offset(fields)):
-            # The offset is meaningless in the half queue of another broker.
+            # In another broker's half queue, the offset is meaningless.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
             self._counts.close(target_topic(record))
@@ -286,8 +286,8 @@ class TransactionCheck(TransactionStates):
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            # Another broker accepted this message without free space for further properties. It must not block the
-            # messages behind it.
+            # Another broker accepted this message, whose properties have no space for more. It must not block later
+            # messages.
             log.error(
                 "half message %s can't be stored again: %s",
                 encode_offset_message_id(record.store_host, record.physical_offset),
@@ -296,7 +296,7 @@ class TransactionCheck(TransactionStates):
             return None
 
     def _check_request(self, record: Record, fields: dict[str, str], copy: PutResult) -> CheckRequest | None:
-        """Returns the check for a half message, whose record shows topic and queue; None if these are invalid."""
+        """Returns the check for a half message. None if the topic or the queue in its properties is invalid."""
         target = destination(fields)
         if target is None:
             log.error("half message at %d has no valid target topic: it is not checked", record.physical_offset)

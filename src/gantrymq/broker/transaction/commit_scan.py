@@ -1,8 +1,8 @@
-"""Finds the committed transactions in the log for which no op message exists yet.
+"""Searches the log for committed transactions that have no op message yet.
 
-A commit stores the message; the op message follows up to `transactionOpBatchInterval` later. In between, the broker may
-be killed, or another broker may become master. The end of the log is therefore read at each start and change of role.
-Each committed message has the physical offset of its half message.
+A commit stores the message. The op message follows within `transactionOpBatchInterval`. Before it is written, the
+broker may be killed, or another broker may become master. The end of the log is therefore read at each start and change
+of role. Each committed message has the physical offset of its half message.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: A property of every committed message. Its half message has the same property, because no transaction can end without
-#: it.
+#: A property of every committed message. The half message has the same property, because a transaction cannot end
+#: without it.
 _MARK = b"PGROUP\x01"
 #: Maximum number of op messages that one step reads.
 _OP_STEP = 64

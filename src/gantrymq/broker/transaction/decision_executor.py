@@ -1,10 +1,10 @@
 """Carries out the decisions about half messages (`decisions`) in the background, in short time slices.
 
 For a commit, the messages are stored in their target queues, in the order of the half queue. Op messages then list the
-half messages, as if each had been ended by its own request.
+half messages, as if a separate request had ended each of them.
 
 If the broker is killed, it continues after the last message that it has committed: each committed message contains the
-physical offset of its half message. Each message is stored once. A half message that had ended before is skipped.
+physical offset of its half message. Each message is stored once. Half messages that ended earlier are skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _born_timestamp = unpacker("born_timestamp")
 class _Tail(NamedTuple):
     """The target queue of a batch of half messages, and the encoder of their committed records.
 
-    All half messages of a batch have properties with the same end: their *tail*. It contains the target queue.
+    The properties of all half messages of a batch end with the same bytes, the *tail*, which contains the target queue.
     """
 
     topic: str
@@ -75,7 +75,7 @@ class DecisionProgress:
         self.decision = decision
         self.topics = frozenset(decision.topics.split(","))
         self.done = asyncio.Event()
-        #: Search for half messages that had ended before the decision. None after the end of the search.
+        #: Search for half messages that ended before the decision. None after the end of the search.
         self.earlier: Iterator[tuple[int, list[int]]] | None = None
         #: The half messages that the search has found.
         self.ended = EndedHalfMessages()
@@ -112,7 +112,7 @@ class DecisionExecutor:
         self._commit_one = commit_one
         self._ops_added = ops_added
         self._counts = counts
-        #: Offset of the decision in the op queue -> progress. The first decision continues next.
+        #: Offset of the decision in the op queue -> its progress. The first decision in the dictionary continues next.
         self.open: dict[int, DecisionProgress] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
@@ -236,7 +236,7 @@ class DecisionExecutor:
         self._pass(progress.decision, count)
 
     def _copies(self, tail: _Tail | None, offset: int, places: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """Returns the committed records of the first half messages, up to one with another tail or a gap in the log."""
+        """Returns the committed records of the first half messages, up to a different tail or a gap in the log."""
         if tail is None:
             return []
         behind = list(accumulate(sizes, initial=places[0]))
@@ -259,7 +259,7 @@ class DecisionExecutor:
         return None
 
     def _is_allowed(self, progress: DecisionProgress, record: Record) -> bool:
-        """Returns True if the decision may end this half message. The request checked only the ends of each range."""
+        """Returns True if the decision may end this half message. The request checked only each range's ends."""
         fields = decode_properties(record.properties)
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == progress.decision.group

@@ -44,7 +44,7 @@ class Decision:
         #: TRANSACTION_COMMIT or TRANSACTION_ROLLBACK.
         self.verdict = verdict
         self.ranges = ranges
-        #: Depends on the ranges only: a commit and a rollback of the same ranges have the same id.
+        #: The id depends on the ranges only: a commit and a rollback of the same ranges have the same id.
         self.id = sha256(ranges.body).hexdigest()[:32]
         #: Offset in the op queue, and physical offset in the commit log. -1 before `write`.
         self.op_offset = -1
@@ -96,7 +96,7 @@ def is_decision(record: Record) -> bool:
 
 
 def check_fits(decision: Decision) -> None:
-    """Raises IllegalMessage if the group and the topics are too long for the properties of a record."""
+    """Raises IllegalMessage if the group and the topics do not fit into the properties of a record."""
     if len(decision.group) + len(decision.topics) > names.MAX_PROPERTIES_LENGTH // 4:
         raise IllegalMessage("the names of the producer group and the topics are too long")
 
@@ -137,7 +137,7 @@ def written_decisions(store: MessageStore, decision: Decision) -> Iterator[Recor
 def ended_before(store: MessageStore, decision: Decision) -> Iterator[tuple[int, list[int]]]:
     """Searches the op messages before a decision for half messages of its ranges.
 
-    Yields (op queue offset, half offsets). The list is empty after each step, and where an op message lists none.
+    Yields (op queue offset, half offsets). The list is empty after each step, and for an op message that lists none.
     """
     queue, ranges = op_queue(store), decision.ranges
     offset = queue.count_before(ranges[0].physical_offset)
@@ -146,7 +146,7 @@ def ended_before(store: MessageStore, decision: Decision) -> Iterator[tuple[int,
             record = _read(store, physical_offset) if code == REMOVE_CODE else None
             listed = half_offsets(record) if record is not None else []
             if listed:
-                # A cheap test first: most op messages list half messages of other transactions, outside the ranges.
+                # This cheap test comes first, because most op messages list half messages outside the ranges.
                 is_near = ranges.overlap(min(listed), max(listed) + 1)
                 yield offset, [each for each in listed if ranges.has(each)] if is_near else []
             offset += 1

@@ -1,7 +1,7 @@
 """A map from ended half messages to the op messages that list them, with compact runs of successive offsets.
 
 An op message of a large transaction lists some hundred successive half messages. Stored as a run, they use as much
-memory as a single one.
+memory as a single half message.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-#: Minimum length of a run. Offsets of a shorter run are stored one by one.
+#: Minimum length of a run. Fewer successive offsets are stored one by one.
 LEAST_OF_RUN = 16
 
 

@@ -1,11 +1,11 @@
-"""Open transactions that the broker has given up: their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
+"""Open transactions that the broker has given up. Their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
 A producer or an operator (`gantry admin givenUpTransactions`) can still end such a transaction. The first commit or
-rollback counts. Queue 1 of the op messages lists the transactions that have ended.
+rollback counts. Op messages in queue 1 of their topic list the transactions that have ended.
 
 In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
-`prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers have neither of the two,
-and do not count here.
+`prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers contain neither of these
+offsets and are ignored here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gantrymq.store.consume_queue import UNIT
 _OP_QUEUE_ID = 1
 #: Number of records that are read in one step.
 _STEP = 32
-#: Maximum number of half messages in memory. It is only reached if producers end none of their transactions.
+#: Maximum number of half messages in memory. The limit is reached only if producers end none of their transactions.
 MAX_OPEN = 500_000
 
 
 class GivenUp:
-    """Stores the given-up half messages of one broker that have records in the log.
+    """Stores those given-up half messages of one broker that have records in the log.
 
     It has at most MAX_OPEN half messages. Each one uses 100 bytes.
     """

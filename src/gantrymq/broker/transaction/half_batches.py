@@ -1,10 +1,10 @@
 """Half messages that are sent in batches, for example by a Spark task, and ended in ranges (`protocol.half_ranges`).
 
-The messages of a batch are stored one after the other, like single half messages. A Java broker can therefore continue
-with the store.
+The messages of a batch are stored one after the other, like single half messages. A Java broker can therefore use the
+store afterwards.
 
 The property GANTRY_HALF marks them. They cannot be delayed. The broker does not check them, because the sender of a
-batch does not answer checks. If they are not ended in time, they are rolled back.
+batch does not answer checks. If the half messages are not ended in time, the broker rolls them back.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _is_delayed = re.compile(b"(?:^|\x02)(?:%b)\x01(?!0*\x02)" % b"|".join(_DELAYS))
 
 
 class BatchProperties(NamedTuple):
-    """The end of the properties of each half message of a batch. The committed message has only `staying`."""
+    """The end of the properties of each half message of a batch. Only `staying` remains in the committed message."""
 
     staying: bytes
     waiting: bytes

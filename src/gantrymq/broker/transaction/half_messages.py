@@ -35,7 +35,7 @@ def half_queue(store: MessageStore) -> ConsumeQueue:
 def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     """Returns the properties of a half message for `queue`. Raises RequestRefused if they become too long."""
     fields = decode_properties(properties)
-    # A message has these properties if a client copies a half message with all its properties.
+    # The message has these properties if a client has copied a half message with all its properties.
     fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
     fields.pop(names.TRANSACTION_CHECK_TIMES, None)
     if names.UNIQUE_KEY in fields:

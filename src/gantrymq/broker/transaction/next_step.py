@@ -57,8 +57,8 @@ def next_step(
     elif age_ms <= config.transaction_time_out:
         return NextStep.YOUNG
     target = destination(fields)
-    # Without a valid target, no check can be sent. The attempt still counts, so that the broker gives up the message at
-    # last.
+    # Without a valid target, no check can be sent. The attempt still counts, so that the broker gives up the message in
+    # the end.
     is_checked = target is None or can_check(fields.get(names.PRODUCER_GROUP, ""), target[0])
     return NextStep.CHECK if is_checked else NextStep.WAITS
 
@@ -76,7 +76,7 @@ def _next_of_batch(record: Record, fields: dict[str, str], now_ms: int, config: 
 
 
 def _time_ms(fields: dict[str, str], config: BrokerConfig) -> int:
-    """Returns the time that the producer has to end a half message, in ms."""
+    """Returns the time within which the producer must end a half message, in ms."""
     seconds = number_of(fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
     return seconds * 1000 if seconds >= 0 else config.transaction_time_out
 

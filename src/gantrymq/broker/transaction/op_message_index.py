@@ -1,4 +1,4 @@
-"""The ended half messages that the op messages list, as far as these are still needed."""
+"""An index of the ended half messages that op messages list. Entries that are no longer needed are removed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class OpMessageIndex:
         self.half_offset = 0
         #: Op queue offset before which all op messages have been read.
         self.op_read = 0
-        #: Half offset -> op message that lists it. `_ended` has the half messages from `half_offset` on.
+        #: Half offset -> op message that lists it, for the half messages from `half_offset` on.
         self._ended = EndedHalfMessages()
-        #: The same for half messages that a round had passed before they ended.
+        #: As `_ended`, for half messages that ended after a round had passed them.
         self._ended_late: dict[int, int] = {}
         #: Op message -> number of its half offsets in `_ended` and `_ended_late`. Oldest op message first.
         self._waiting_for: dict[int, int] = {}
         #: First queue offset of a copied half message -> queue offset of its newest copy. A producer may use either
-        #: offset. The rounds have passed copies before `half_offset`.
+        #: offset. The rounds have already passed copies whose offset is before `half_offset`.
         self._copies: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """The number of ended half messages that are in memory."""
+        """The number of ended half messages in memory."""
         return len(self._ended) + len(self._ended_late)
 
     def read_to(self, op_offset: int) -> None:
@@ -106,7 +106,7 @@ class OpMessageIndex:
         return op_offset is not None
 
     def _copied(self, start: int, end: int) -> list[int]:
-        """Returns the half messages from `start` to `end` - 1 that have copies. A copy ends with its original."""
+        """Returns the half messages from `start` to `end` - 1 that have copies, which end with their original."""
         if len(self._copies) < end - start:
             return [first for first in self._copies if start <= first < end]
         return [first for first in range(start, end) if first in self._copies]

@@ -4,7 +4,7 @@ The body of an op message lists queue offsets of the half queue, each followed b
 collected in memory and written together to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
 
 After a crash or a change of master, the broker finds later commits in the log (`commit_scan`). The property GANTRY_MORE
-marks an op message that does not list all half messages that have ended by then.
+marks an op message after which some ended half messages are still unlisted.
 
 Queue 1 of the topic, which Java does not use, lists queue offsets of TRANS_CHECK_MAX_TIME_TOPIC. They belong to half
 messages that the broker had given up and that have ended later (`given_up`).
@@ -91,7 +91,7 @@ class OpMessages:
         left = iter(self._offsets)
         taken, body, size = list[int](), "", max(self._config.transaction_op_msg_max_size, 1)
         while (free_bytes := size - len(body)) > 0:
-            # Offsets differ in length: first add as many as fit if all are as long as the longest one.
+            # Offsets differ in length. First add as many as fit if all of them have the maximum length.
             some = list(islice(left, -(-free_bytes // longest)))
             if not some:
                 break

@@ -4,7 +4,7 @@ The broker checks the first and the last half message of each range. Then it wri
 (`decisions`) and carries it out in the background (`decision_executor`), even if the connection closes or the broker
 restarts. No consumer sees a message before the decision.
 
-A single batch of records would need memory for the whole transaction and would block the event loop.
+A commit in one batch would need memory for the whole transaction and would block the event loop.
 
 Decision record: docs/decisions/transaction-ranges.md.
 """
@@ -44,10 +44,10 @@ _STEP = 20
 MOST_OPEN = 1000
 #: Largest number of ranges of all open decisions.
 MOST_OPEN_RANGES = 4 * MAX_RANGES
-#: Largest number of decisions in the cache. For any other one, the op queue is searched.
+#: Maximum number of decisions in the cache. The op queue is searched for all others.
 _MOST_REMEMBERED = 1000
-#: Longest time for which a request waits until its half messages have ended, in seconds. The response then has the
-#: number of those that are left.
+#: Longest time for which a request waits until its half messages have ended, in seconds. The response then contains the
+#: number of half messages that are left.
 WAIT_S = 3.0
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
@@ -84,7 +84,7 @@ class RangeEnds:
         self._is_master = True
 
     def clear(self) -> None:
-        """Called when the broker becomes slave. As master, it reads the decisions anew."""
+        """Called when the broker becomes slave. If it becomes master again, it reads the decisions from the log."""
         self._is_master = self._is_ready = False
         self._remembered.clear()
 
@@ -216,7 +216,7 @@ class RangeEnds:
                     ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
                 )
             try:
-                # Op messages about single half messages must precede the decision, because `executor` reads only these.
+                # Op messages about single half messages must precede the decision: the executor reads no later ones.
                 self._check.write_ops()
                 decision.write(self._appender)
             except StoreBusy:

@@ -31,7 +31,7 @@ _OP_BATCH = 8
 
 
 class TransactionStates:
-    """Stores the ended transactions of one broker. Those that are in no op message yet are in `ops`.
+    """Stores the ended transactions of one broker. `ops` has the ended transactions that no op message lists yet.
 
     After `load`, the caller repeats `catch_up` until `is_ready`. Only then are the ended transactions complete.
     """
@@ -51,7 +51,7 @@ class TransactionStates:
         self._ops = ops
         self._counts = counts
         self._reader = QueueReader(appender.store, "transactions")
-        #: The half messages that have ended, and the offset before which all have.
+        #: The half messages that have ended, and the offset before which all of them have ended.
         self.ends = OpMessageIndex(ops)
         self.given_up = GivenUp(config, appender)
         #: Decisions about many half messages at once.
@@ -182,8 +182,8 @@ class TransactionStates:
         return ends.op_read != start
 
     def write_ops(self) -> None:
-        """Stores which transactions have ended. Raises GantryError; the others remain for the next call."""
-        # Before `ops`: an op message there without GANTRY_MORE means that all earlier commits are listed.
+        """Stores which transactions have ended. On GantryError, the remaining ones are left for the next call."""
+        # Must precede `ops`: an op message of `ops` without GANTRY_MORE means that all earlier commits are listed.
         self.given_up.write()
         self._ops.write(self._op_written)
 
@@ -223,7 +223,7 @@ class TransactionStates:
         return self.ends.is_passed(half_offset, first) and first not in self.given_up
 
     def is_counted(self, half_offset: int, first: int) -> bool:
-        """Returns True if the half message is open and is still checked, and so counts in `TransactionCounts.open`."""
+        """Returns True if the half message counts in `TransactionCounts.open`: it is open and is still checked."""
         first = half_offset if first < 0 else first
         return first not in self.given_up and not self.is_over(half_offset, first)
 

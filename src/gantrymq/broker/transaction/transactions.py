@@ -100,10 +100,10 @@ class Transactions(Feature):
         self._checking = jobs.repeating(
             "ask about open transactions", self._ask_about_open, config.transaction_check_interval / 1000
         )
-        #: Number of producers that were tried for a check. It selects the next group member.
+        #: Number of producers that were tried for checks. It determines which group member is tried next.
         self._turn = 0
         self._saved = (-1, -1)
-        #: Groups with open transactions and no producer. Each one has been logged.
+        #: Groups with open transactions but without a producer, which have been logged.
         self._absent: set[str] = set()
         self._is_master = False
         #: True on a slave: its master processes the transactions.
@@ -130,11 +130,11 @@ class Transactions(Feature):
         }
 
     def load(self) -> None:
-        """Loads the progress of the half messages, which is stored as consumer offsets. These must be loaded before."""
+        """Loads the progress of the half messages from the consumer offsets, which must already be loaded."""
         self.check.load()
 
     async def become_master(self) -> None:
-        """Starts the background work at the stored progress, which is that of the former master after a failover."""
+        """Starts the background work at the stored progress. After a failover, this is the former master's progress."""
         if self._follows:
             self._follows = False
             self.check.load()
@@ -206,7 +206,7 @@ class Transactions(Feature):
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
             raise
         if isinstance(reply, RemotingCommand) and self._pending_responses.is_used and not request.is_oneway:
-            # As for a send, except that the response contains no error on a timeout (`sendFinalMessage`).
+            # Works as for a send, except that the response contains no error after a timeout (`sendFinalMessage`).
             self._pending_responses.reply(connection, request, self._store.max_physical_offset, reply, late_codes=())
             return None
         return reply
@@ -399,7 +399,7 @@ class Transactions(Feature):
     def _producer(self, members: list[Connection], topic: str) -> Connection | None:
         """Returns the next group member that may send to the topic, or None (`ProducerManager.getAvailableChannel`).
 
-        A check contains the message, and any client can register in the group. Hence the permission check.
+        Checks the permission, because a check contains the message and any client can register in the group.
         """
         for _ in range(min(len(members), _MOST_LOOKED_AT)):
             self._turn += 1
