@@ -80,8 +80,8 @@ async def complete_queues(
 ) -> list[MessageQueue]:
     """Checks that all known brokers of the topics are up, then returns the queues of `find_queues`.
 
-    A new stream does not need brokers that only a NameServer names. It logs a warning, and reads their messages when
-    they are up again.
+    A new stream starts even if brokers are down that are only in the NameServer's list of lost brokers. It logs a
+    warning, and reads their messages when they are up again.
 
     Args:
         cluster: The client of the cluster.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 COLUMN_NAMES = (*WRITE_COLUMNS, VALUE)
 #: Columns that delay a message, with their properties.
 DELAY_COLUMNS = {name: column.source for name, column in WRITE_COLUMNS.items() if column.source in DELAYS}
-#: Spark's times have a wider range than times of Python and of RFC 3339.
+#: Spark's timestamps have a wider range than Python's datetime and RFC 3339.
 _NOT_OF_PYTHON = "has a value out of bounds (dates and times are of the years 1 to 9999)"
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 #: The most bytes that brokers add to the properties of a half message: topic, queue, group, a copy of the id, and 128

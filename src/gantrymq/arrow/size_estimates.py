@@ -59,8 +59,8 @@ async def limit_bytes(
         # If sizes change along a queue, the guess can be outside of the known bounds.
         rows = guess if fits < guess < too_many else (fits + too_many) // 2
         if size > max_bytes:
-            # If the next estimate is also too large, the large messages come first. Each step is therefore larger than
-            # the last one.
+            # The large messages may be at the begin of the range, so that a smaller range is still too large. The range
+            # shrinks faster with each step.
             aim /= 2
     return limit_rows(starts, ends, max(1, fits), after)
 

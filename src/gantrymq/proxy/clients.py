@@ -22,7 +22,7 @@ from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 #: Memory of a client in addition to its settings, bytes. A client stays registered for two minutes without a heartbeat.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
-#: A connection without received bytes for this time counts as lost, s. Clients send a heartbeat every 10 s.
+#: A connection that receives nothing for this time, in seconds, counts as lost. Clients send a heartbeat every 10 s.
 LOST_S = 20.0
 _FEW_BYTES = 32 * 1024
 

@@ -139,7 +139,7 @@ class MessageStore:
         self._drop_torn()
 
     def _check_log_is_there(self) -> None:
-        """Raises StoreError if queues have messages but the log has no file. Recovery would delete all of them."""
+        """Raises StoreError if queues have messages but the log has no file. Recovery would empty these queues."""
         if self._log.was_missing and any(queue.max_offset for queue in self._queues):
             config = self.config
             raise StoreError(

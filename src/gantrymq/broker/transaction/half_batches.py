@@ -40,8 +40,8 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 
-#: A batch may be committed for this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms. A driver needs this time if
-#: one broker is down after the other brokers have committed.
+#: A batch may be committed for this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms. The Spark driver
+#: commits on each broker, and repeats the commit for this time if a broker is down.
 GRACE_MS = 600_000
 #: An open batch is rolled back this time after its CHECK_IMMUNITY_TIME_IN_SECONDS, in ms.
 DROPPED_AFTER_MS = GRACE_MS + 60_000
