@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 from constants import change_constant
-from store_support import STORE_HOST, UNITS_PER_FILE, crash, flushed, log_files, put, queue_files, read_all, small_config
+from store_support import (
+    STORE_HOST,
+    UNITS_PER_FILE,
+    crash,
+    flush_queues,
+    flushed,
+    log_files,
+    put,
+    queue_files,
+    read_all,
+    small_config,
+)
 
 from gantrymq.errors import StoreError
 from gantrymq.store import cleaner, message_writer
@@ -201,18 +212,15 @@ def test_limits_messages_and_cuts_in_any_order(store, topics, clock, monkeypatch
             max_bytes = rng.choice((None, 100, 3000, 20_000, 10**12))
         elif action < 0.1:
             max_age_ms = rng.choice((None, 1, 20_000, 10**9))
-        elif action < 0.13 and messages:
+        elif action < 0.13 and len(messages) > 1:
             store.set_slave(True)
-            store.replica.truncate(queue.unit(rng.randrange(len(messages)))[0])
+            store.replica.truncate(queue.unit(rng.randrange(1, len(messages)))[0])
             store.set_slave(False)
             del messages[queue.max_offset :]
             assert queue.min_offset <= queue.max_offset
         for _ in range(rng.choice((0, 0, 1, 3, 40))):
-            before = store.max_physical_offset
             put(store, queue, bytes(rng.randrange(500)))
-            size = queue.unit(queue.max_offset - 1)[1]
-            assert size <= store.max_physical_offset - before
-            messages.append((size, clock.now_ms))
+            messages.append((queue.unit(queue.max_offset - 1)[1], clock.now_ms))
             clock.now_ms += rng.choice((0, 500, 2000))
         if max_age_ms is max_bytes is None:
             topics.limits.clear()
@@ -309,6 +317,7 @@ def test_a_queue_that_cannot_be_read_does_not_stop_the_others(tmp_path, store, t
     for each in (broken, queue):
         put_each_second(store, clock, each, 10)
     topics.limit(max_bytes=1)
+    flush_queues(store)
     (path,) = queue_files(tmp_path, "orders", 0)
     broken.unmap()
     path.rename(path.with_suffix(".away"))

@@ -154,14 +154,15 @@ class TopicRetention:
     def _count(self, queue: ConsumeQueue, max_bytes: int) -> Generator[None, None, _Counted]:
         """Returns the newest messages of a queue with at most `max_bytes` in total, and at least one message."""
         counted = self._counted.get(queue)
-        if counted is None or queue.peek(counted.end - 1) != counted.last:
+        if counted is None or counted.last is None or counted.last != queue.peek(counted.end - 1):
             # The queue is new, or its end was cut off.
             counted = _Counted(queue.max_offset, queue.max_offset)
         while counted.end < queue.max_offset:
             sizes = _sizes(queue.units(counted.end, _COUNTED_AT_ONCE))
             counted.size += sum(sizes)
-            # A file can be missing.
-            counted.end = counted.end + len(sizes) if sizes else min(queue.next_file_offset(counted.end), queue.max_offset)
+            # Without units, the file is missing.
+            following = counted.end + len(sizes) if sizes else queue.next_file_offset(counted.end)
+            counted.end = min(following, queue.max_offset)
             yield
         counted.last = queue.peek(counted.end - 1)
         while counted.size > max_bytes and counted.first < counted.end - 1:
