@@ -198,6 +198,18 @@ def test_the_newest_message_stays_however_large(store, topics):
         assert (queue.min_offset, queue.max_offset) == (n, n + 1)
 
 
+def test_a_gap_in_a_queue_has_no_size(store, topics):
+    queue = store.queue("orders", 0)
+    size = size_of(store, b"x")
+    for gap in (0, 8):
+        queue.skip_to(queue.max_offset + gap)
+        put(store, queue, b"x")
+        put(store, queue, b"x")
+    topics.limit(max_bytes=3 * size)
+    run(store, START_MS)
+    assert (queue.min_offset, queue.max_offset) == (1, 12)
+
+
 def test_limits_messages_and_cuts_in_any_order(store, topics, clock, monkeypatch):
     """A model of two limits: the total size of the newest messages, and their age."""
     change_constant(monkeypatch, "topic_retention._COUNTED_AT_ONCE", 7)

@@ -6,13 +6,15 @@ follows from the limits, the log and the clock, so nothing is stored.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.system.clock import monotonic
@@ -22,8 +24,8 @@ _SLICE_S = 0.02
 #: Maximum number of queues that one step checks, and of units that it reads. Either takes about 1 ms.
 _CHECKED_AT_ONCE = 50
 _COUNTED_AT_ONCE = 10_000
-#: The size of the record in a unit.
-_SIZE = Struct(">8xi8x")
+#: A unit has this many int32, and the size of the record is this one.
+_INTS, _SIZE_AT = UNIT_SIZE // 4, 2
 
 
 class RetentionLimits(NamedTuple):
@@ -180,15 +182,24 @@ class TopicRetention:
         # Older messages fit if the queue is new or the limit was raised. Otherwise this reads one unit.
         at_once = 1
         while counted.first > queue.log_min_offset and (sizes := _sizes(queue.units_up_to(counted.first, at_once))):
-            for size in reversed(sizes):
-                if counted.size + size > max_bytes and counted.first < counted.end:
-                    return counted
-                counted.size += size
-                counted.first -= 1
+            total = sum(sizes)
+            if counted.size + total <= max_bytes:
+                counted.size += total
+                counted.first -= len(sizes)
+            else:
+                for size in reversed(sizes):
+                    if counted.size + size > max_bytes and counted.first < counted.end:
+                        return counted
+                    counted.size += size
+                    counted.first -= 1
             at_once = _COUNTED_AT_ONCE
             yield
         return counted
 
 
-def _sizes(units: bytes) -> list[int]:
-    return [0 if size == FILLER_SIZE else size for (size,) in _SIZE.iter_unpack(units)]
+def _sizes(units: bytes) -> array[int]:
+    """Returns the sizes of the records, 0 for fillers. An array is several times as fast as `Struct`."""
+    sizes = array("i", units)[_SIZE_AT::_INTS]
+    if sys.byteorder == "little":
+        sizes.byteswap()
+    return array("i", [size % FILLER_SIZE for size in sizes]) if FILLER_SIZE in sizes else sizes
