@@ -136,7 +136,8 @@ class ConsumeQueue(QueueFiles):
         """Writes fillers up to `offset`, the next unit's queue offset. Raises as `preallocate`; can be repeated."""
         is_empty = not self.has_messages
         if not self.max_offset:
-            self.max_offset = self.min_offset = self._flushed_offset = self._place(offset)[0] // UNIT_SIZE
+            self.log_min_offset = self.min_offset = self._place(offset)[0] // UNIT_SIZE
+            self.max_offset = self._flushed_offset = self.min_offset
         count = offset - self.max_offset
         if count:
             self.write_behind(_FILLER * count)
