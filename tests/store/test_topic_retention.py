@@ -343,7 +343,6 @@ def test_a_queue_that_cannot_be_read_does_not_stop_the_others(tmp_path, store, t
 
 def test_a_pass_takes_several_rounds(store, topics, clock, monkeypatch):
     change_constant(monkeypatch, "topic_retention._SLICE_S", -1)
-    change_constant(monkeypatch, "topic_retention._CHECKED_AT_ONCE", 1)
     queues = [store.queue("orders", queue_id) for queue_id in range(5)]
     for queue in queues:
         put_each_second(store, clock, queue, 3)
