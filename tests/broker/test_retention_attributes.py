@@ -5,18 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from administration import beat, commit, send
+from administration import beat, commit, queue, send
 from broker_support import Peer, config, run_again
 from pop_support import PopPeer, popped
 from replicated_brokers import Replicas, copy_tables
+from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumers.lag import ConsumerLag
 from gantrymq.broker.tables.attributes import retention_limits
+from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
+from gantrymq.protocol.bodies.stats import ConsumeStats, QueryConsumeTimeSpanBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.headers.offset import QueueRequestHeader
-from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.offset import QueueRequestHeader, ResetOffsetRequestHeader
+from gantrymq.protocol.headers.pop import NotificationRequestHeader, PeekMessageRequestHeader
+from gantrymq.protocol.headers.stats import (
+    GetConsumeStatsInBrokerHeader,
+    GetConsumeStatsRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+)
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.topic_retention import RetentionLimits
@@ -74,6 +85,92 @@ async def test_pops_skip_expired_messages(broker: Broker, remoting: RemotingClie
     assert [one.body for one in popped(await peer.pop("orders"))] == [b"body 2"]
 
 
+async def test_acknowledgements_of_expired_messages_count(broker: Broker, remoting: RemotingClient) -> None:
+    peer = PopPeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await send(peer, 4)
+    in_flight = await peer.messages("orders", queue_id=0, count=3)
+    await set_attributes(peer, "+retention.bytes=1")
+    await clean(broker)
+    assert await min_offset(peer) == 3
+    answers = [await peer.ack(in_flight[0]), await peer.change(in_flight[1], 60_000)]
+    handle = in_flight[2].handle
+    bits = bytes([1 << 2 - handle.start_offset])
+    batch = BatchAck(
+        "poppers",
+        "orders",
+        handle.retry_flag,
+        handle.start_offset,
+        0,
+        handle.revive_queue_id,
+        handle.pop_time,
+        handle.invisible_time,
+        bits,
+    )
+    answers.append(await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=encode_json(BatchAckBody("broker-a", [batch]))))
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 3
+    assert await until(lambda: broker.offsets.query("poppers", "orders", 0)) == 3
+
+
+async def test_nothing_waits_for_a_group_when_all_messages_have_expired(
+    broker: Broker, remoting: RemotingClient, wrong_clock: WrongClock
+) -> None:
+    peer = PopPeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await send(peer, 3)
+    await commit(peer, 1)
+    wrong_clock.ahead_s += HOUR_S
+    await set_attributes(peer, "+retention.ms=1800000")
+    await clean(broker)
+    assert await min_offset(peer) == 3
+    notification = NotificationRequestHeader(consumer_group="consumers", topic="orders", queue_id=-1, poll_time=0)
+    assert (await peer.ask(RequestCode.NOTIFICATION, notification)).ext_fields["hasMsg"] == "false"
+    peek = PeekMessageRequestHeader(topic="orders", queue_id=-1, max_msg_nums=1, consumer_group="consumers")
+    assert (await peer.ask(RequestCode.PEEK_MESSAGE, peek)).ext_fields["restNum"] == "0"
+    header = QueryConsumeTimeSpanRequestHeader(topic="orders", group="consumers")
+    response = await peer.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    span = decode_json(response.body, QueryConsumeTimeSpanBody).consume_time_span_set[0]
+    assert (span.min_time_stamp, span.delay_time) == (-1, 0)
+
+
+async def test_a_reset_to_an_expired_message_is_refused(peer: Peer, broker: Broker) -> None:
+    await send(peer, 5)
+    await commit(peer, 1)
+    await set_attributes(peer, "+retention.bytes=1")
+    await clean(broker)
+
+    async def reset(**target: int) -> RemotingCommand:
+        header = ResetOffsetRequestHeader(topic="orders", group="consumers", is_force=True, **target)
+        return await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+
+    response = await reset(queue_id=0, offset=3, timestamp=-1)
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert "not in consume queue range [4-5]" in (response.remark or "")
+    assert broker.offsets.query("consumers", "orders", 0) == 1
+    # A reset by time goes to the oldest message that has not expired.
+    assert (await reset(queue_id=-1, timestamp=0)).code == ResponseCode.SUCCESS
+    assert broker.offsets.query("consumers", "orders", 0) == 4
+
+
+async def test_a_topic_that_was_made_anew_begins_without_a_limit(peer: Peer, broker: Broker) -> None:
+    await send(peer, 3)
+    await set_attributes(peer, "+retention.bytes=1")
+    await clean(broker)
+    assert await min_offset(peer) == 2
+    response = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="orders"))
+    assert response.code == ResponseCode.SUCCESS
+    await send(peer, 3)
+    await clean(broker)
+    assert await min_offset(peer) == 0
+
+
+async def test_a_clock_set_back_shows_messages_again(peer: Peer, broker: Broker, wrong_clock: WrongClock) -> None:
+    await send(peer, 3)
+    await set_attributes(peer, "+retention.ms=1800000")
+    for ahead_s, expected in ((HOUR_S, 3), (0, 0), (-HOUR_S, 0)):
+        wrong_clock.ahead_s = ahead_s
+        await clean(broker)
+        assert await min_offset(peer) == expected
+
+
 async def test_expired_messages_are_no_lag(peer: Peer, broker: Broker) -> None:
     await send(peer, 5)
     await beat(peer, "client")
@@ -83,6 +180,14 @@ async def test_expired_messages_are_no_lag(peer: Peer, broker: Broker) -> None:
     await set_attributes(peer, "+retention.bytes=1")
     await clean(broker)
     assert [backlog.messages for backlog in lag.backlogs()] == [1]
+    response = await peer.ask(
+        RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="consumers", topic="orders")
+    )
+    stats = ConsumeStats.decode(response.body)
+    first = stats.offset_table[queue("orders", 0)]
+    assert (first.consumer_offset, first.min_offset, first.lag, stats.total_diff) == (1, 4, 1, 1)
+    response = await peer.ask(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader())
+    assert b'"totalDiff":1,' in response.body
 
 
 async def test_a_restarted_broker_hides_the_same_messages(
