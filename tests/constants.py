@@ -85,6 +85,8 @@ _CONSTANTS = (
     "gantrymq.store.message_index._STEPS",
     "gantrymq.store.preallocation._RETRY_S",
     "gantrymq.store.queue_mappings.MOST_MAPPINGS",
+    "gantrymq.store.topic_retention._COUNTED_AT_ONCE",
+    "gantrymq.store.topic_retention._SLICE_S",
     "gantrymq.store.trash._STEP_S",
 )
 _MODULES = {".".join(path.split(".")[-2:]): path.rpartition(".")[0] for path in _CONSTANTS}

@@ -391,9 +391,31 @@ async def test_a_topic_that_was_made_anew_and_lost_its_beginning(broker: Broker,
     for _ in range(3):
         await peer.send(TOPIC, b"other")
     queue = broker.store.queue(TOPIC, 0)
-    queue.min_offset = 3
+    queue.min_offset = queue.log_min_offset = 3
     assert (await Writer(remoting, broker.port).send(numbered(0, 1))).code == ResponseCode.SUCCESS
     assert queue.max_offset == 5
+
+
+async def test_a_topic_that_was_made_anew_after_a_restart_and_has_expired(
+    tmp_path: Path, remoting: RemotingClient
+) -> None:
+    """The log still has the rows at the offsets of the writer's rows, so the broker compares them."""
+    broker = Broker(config(tmp_path))
+    await broker.start()
+    await Writer(remoting, broker.port).send(numbered(0, 1))
+    await broker.stop()
+    broker = Broker(config(tmp_path))
+    await broker.start()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    delete = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+    assert delete.code == ResponseCode.SUCCESS
+    for _ in range(3):
+        await peer.send(TOPIC, b"other")
+    queue = broker.store.queue(TOPIC, 0)
+    queue.expire_before(3)
+    assert (await Writer(remoting, broker.port).send(numbered(0, 1))).code == ResponseCode.SUCCESS
+    assert queue.max_offset == 5
+    await broker.stop()
 
 
 async def run_broker(root: Path, saved_every_ms: int) -> tuple[asyncio.subprocess.Process, int]:

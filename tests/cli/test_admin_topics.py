@@ -33,6 +33,22 @@ def test_update_topic_makes_and_changes(admin: Admin, cluster: EmbeddedCluster) 
     admin("topicRoute", "-t", "Made", until=lambda route: route["queueDatas"][0]["writeQueueNums"] == 2)
 
 
+def test_update_topic_limits_the_retention(
+    admin: Admin, cluster: EmbeddedCluster, producer: SyncProducer, topic: str
+) -> None:
+    for body in (b"old", b"new"):
+        producer.send(Message(topic, body), queue=MessageQueue(topic, "broker-a", 1))
+    command = ("updateTopic", "-c", CLUSTER, "-t", topic, "-r", "2", "-w", "2", "-a")
+    with pytest.raises(AssertionError, match=r"retention.ms=soon.*must be a number from 1"):
+        admin(*command, "+retention.ms=soon")
+    made = admin(*command, "+retention.ms=3600000,+retention.bytes=1")
+    assert made["topicConfig"]["attributes"] == {"+retention.ms": "3600000", "+retention.bytes": "1"}
+    # Makes the broker clean its store at once, and not after 10 s.
+    admin("deleteExpiredCommitLog", "-b", cluster.brokers[0])
+    admin("topicStatus", "-t", topic, until=lambda status: [q["minOffset"] for q in status["queues"]] == [0, 1])
+    assert [row["body"] for row in admin("printMsg", "-t", topic)] == ["new"]
+
+
 def test_a_drained_topic_is_read_and_takes_no_messages(
     admin: Admin, cluster: EmbeddedCluster, producer: SyncProducer, topic: str
 ) -> None:

@@ -19,7 +19,8 @@ from gantrymq.console.language import texts
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.queries.group_state import STATES, state_of
 from gantrymq.console.settings import Settings
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -239,6 +240,44 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
 
     (row,) = await until(listed)
     assert row["topics"] == ["lagging"]
+
+
+async def test_expired_messages_are_no_lag(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    address, queue = cluster.brokers[0], MessageQueue("expiring", "broker-a", 0)
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_topic(TopicConfig("expiring", 1, 1), broker=address)
+        producer.send(Message("expiring", b"consumed"), queue=queue)
+        seen: list[bytes] = []
+
+        async def consume(message: Message) -> None:
+            seen.append(message.body)
+
+        consumer = PushConsumer(cluster.name_server, "expirers", consume, start_from="earliest")
+        consumer.subscribe("expiring")
+        async with consumer:
+            await until(lambda: seen == [b"consumed"])
+        for _ in range(2):
+            producer.send(Message("expiring", b"old"), queue=queue)
+        sent = time()
+        await until(lambda: time() > sent + 0.1)
+        sent = time()
+        producer.send(Message("expiring", b"new"), queue=queue)
+        assert (await json_of(visitor, "group", name="expirers"))["lag"] == 3
+        await admin.create_topic(TopicConfig("expiring", 1, 1, attributes={"+retention.bytes": "1"}), broker=address)
+        # Makes the broker clean its store at once, and not after 10 s.
+        await admin.delete_expired_commit_log([address])
+
+        async def clipped() -> Any:
+            page = await json_of(visitor, "group", name="expirers")
+            return page if page["lag"] == 1 else None
+
+        page = await until(clipped)
+    # The age is that of the oldest message that has not expired. Store times are in whole milliseconds.
+    assert page["seconds"] <= time() - sent + 0.001
+    (row,) = [row for row in page["queues"] if row["topic"] == "expiring"]
+    assert (row["consumed"], row["lag"]) == (1, 1)
 
 
 async def test_where_a_consumer_hangs(

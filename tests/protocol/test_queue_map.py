@@ -66,7 +66,9 @@ def test_bodies_of_offsets_come_back(
     assert ConsumerStatusBody.decode(status.encode()) == status
 
 
-@given(st.dictionaries(queues, st.builds(OffsetWrapper, numbers, numbers, numbers, numbers), max_size=4), texts)
+@given(
+    st.dictionaries(queues, st.builds(OffsetWrapper, numbers, numbers, numbers, numbers, numbers), max_size=4), texts
+)
 def test_bodies_of_statistics_come_back(table: dict[MessageQueue, OffsetWrapper], group: str) -> None:
     stats = ConsumeStats(1.5, table)
     assert ConsumeStats.decode(stats.encode()) == stats
@@ -91,6 +93,16 @@ def test_max_offsets_as_java_writes_them() -> None:
     )
     assert max_offsets(body) == {1: 7, 0: 0}
     assert max_offsets(b'{"offsetTable":{}}') == {}
+
+
+@pytest.mark.parametrize(
+    ("broker", "consumer", "lowest", "lag"),
+    [(10, 4, 0, 6), (10, 4, 7, 3), (10, 4, 10, 0), (10, 4, 12, 0), (10, 11, 0, 0), (10, 8, 7, 2)],
+)
+def test_lag_begins_at_the_oldest_message(broker: int, consumer: int, lowest: int, lag: int) -> None:
+    offsets = OffsetWrapper(broker, consumer, consumer, min_offset=lowest)
+    stats = ConsumeStats(offset_table={MessageQueue("t", "b", 0): offsets, MessageQueue("t", "b", 1): offsets})
+    assert (offsets.lag, stats.total_diff) == (lag, 2 * lag)
 
 
 def test_as_java_writes_it() -> None:

@@ -52,7 +52,14 @@ class BrokerContext:
         self.port = port
         self.address = format_address(config.broker_ip1, port)
         self.store_host = encode_host(config.resolved_ip(), port)
-        self.store = MessageStore(config.store, self.store_host, jobs=jobs, waits=False)
+        self.store = MessageStore(
+            config.store,
+            self.store_host,
+            jobs=jobs,
+            waits=False,
+            # The topics need the store for their files, so the store gets them later.
+            topic_limits=lambda topic: self.topics.retention_limits(topic),
+        )
         self.remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self.long_requests = LongRequests(jobs)
         self.persistence = persistence = TablePersistence(config, jobs, log_flushed=partial(log_flushed, self.store))

@@ -32,9 +32,23 @@ _PROBE = 204 * UNIT_SIZE
 
 
 class ConsumeQueue(QueueFiles):
-    """The consume queue of a topic and queue id, with messages from `min_offset` to before `max_offset`."""
+    """The consume queue of a topic and queue id, with messages from `min_offset` to before `max_offset`.
 
-    __slots__ = ("_flushed_offset", "dirty", "min_offset", "queue_id", "recovered_end", "topic", "topic_bytes")
+    `log_min_offset` is the first offset whose record is still in the log. `min_offset` is greater if the topic has a
+    retention of its own and messages have expired.
+    """
+
+    __slots__ = (
+        "_flushed_offset",
+        "_retained_from",
+        "dirty",
+        "log_min_offset",
+        "min_offset",
+        "queue_id",
+        "recovered_end",
+        "topic",
+        "topic_bytes",
+    )
 
     def __init__(
         self,
@@ -49,7 +63,9 @@ class ConsumeQueue(QueueFiles):
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
-        self.min_offset = 0
+        self.min_offset = self.log_min_offset = 0
+        #: See `expire_before`.
+        self._retained_from = 0
         #: `max_offset` when the store was opened after a crash; None after a clean shutdown.
         self.recovered_end: int | None = None
         #: Whether the queue is in the list of queues to flush.
@@ -71,6 +87,11 @@ class ConsumeQueue(QueueFiles):
         if file is None:
             return b""
         return self._map(file)[at : at + count * UNIT_SIZE]
+
+    def units_up_to(self, offset: int, count: int) -> bytes:
+        """Returns up to `count` units before a queue offset, of one file only; b"" if there are none."""
+        begin = max(offset - count, self._place(offset - 1)[0] // UNIT_SIZE)
+        return self.units(begin, offset - begin)
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
         """Returns (physical offset, size, tags code) of a unit; None if there is none."""
@@ -100,6 +121,11 @@ class ConsumeQueue(QueueFiles):
         return UNIT.unpack(data) if len(data) == UNIT_SIZE else None
 
     @property
+    def has_messages(self) -> bool:
+        """Whether the log has messages of the queue, expired or not."""
+        return self.log_min_offset < self.max_offset
+
+    @property
     def unflushed(self) -> int:
         """Number of bytes that may not be on disk."""
         return (self.max_offset - self._flushed_offset) * UNIT_SIZE
@@ -108,15 +134,16 @@ class ConsumeQueue(QueueFiles):
 
     def skip_to(self, offset: int) -> None:
         """Writes fillers up to `offset`, the next unit's queue offset. Raises as `preallocate`; can be repeated."""
-        is_empty = self.min_offset == self.max_offset
+        is_empty = not self.has_messages
         if not self.max_offset:
-            self.max_offset = self.min_offset = self._flushed_offset = self._place(offset)[0] // UNIT_SIZE
+            self.log_min_offset = self.min_offset = self._place(offset)[0] // UNIT_SIZE
+            self.max_offset = self._flushed_offset = self.min_offset
         count = offset - self.max_offset
         if count:
             self.write_behind(_FILLER * count)
             self.count_written(count)
         if is_empty:
-            self.min_offset = offset
+            self.min_offset = self.log_min_offset = offset
 
     def write_next(self, units: bytes | bytearray) -> None:
         """Writes units as `write_behind` does. It is faster after `preallocate_for`."""
@@ -185,11 +212,12 @@ class ConsumeQueue(QueueFiles):
     def log_moved(self, min_physical_offset: int) -> None:
         """Adapts the queue to a new start of the log: updates `min_offset` and deletes files without live units.
 
-        The last file always stays. Raises StoreError if a file can't be deleted; the caller may try again.
+        The last file always stays. So do the units of expired messages whose records are in the log: recovery and
+        `verify` expect a unit for each record. Raises StoreError if a file can't be deleted; the caller may try again.
         """
         self.correct_min_offset(min_physical_offset)
         last = next(reversed(self._files), 0)
-        for base in [base for base in self._files if base + self._file_size <= self.min_offset * UNIT_SIZE]:
+        for base in [base for base in self._files if base + self._file_size <= self.log_min_offset * UNIT_SIZE]:
             if base != last:
                 self._delete(base)
 
@@ -273,6 +301,7 @@ class ConsumeQueue(QueueFiles):
         for base in reversed(list(self._files)):
             self._delete(base)
         self.max_offset = self._flushed_offset = self._needed = 0
+        self.min_offset = self.log_min_offset = self._retained_from = 0
 
     def cut(self, offset: int) -> None:
         """Deletes the units from a queue offset on and fills their space with zeros. Raises StoreError."""
@@ -286,6 +315,10 @@ class ConsumeQueue(QueueFiles):
         self.max_offset = end
         self._flushed_offset = min(self._flushed_offset, end)
         self._needed = 0
+        # The messages that get these offsets next are new.
+        self.log_min_offset = min(self.log_min_offset, end)
+        self._retained_from = min(self._retained_from, end)
+        self.min_offset = min(self.min_offset, end)
 
     def drop_from(self, physical_offset: int) -> None:
         """Deletes units from this physical offset on, while no thread preallocates or flushes. Raises StoreError."""
@@ -293,7 +326,6 @@ class ConsumeQueue(QueueFiles):
         if offset < self.max_offset:
             self.cut(offset)
             self.recovered_end = offset
-            self.min_offset = min(self.min_offset, offset)
 
     def count_before(self, physical_offset: int) -> int:
         """Returns the queue offset of the first unit at or after a physical offset. Fillers count as before it."""
@@ -311,12 +343,18 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Sets `min_offset` to the first unit whose record is still in the log (`ConsumeQueue.correctMinOffset`)."""
+        """Updates `min_offset` and `log_min_offset` to the start of the log (`ConsumeQueue.correctMinOffset`)."""
         first = self.peek(self.first_offset)
         if first is not None and first[0] >= min_physical_offset and first[1] != FILLER_SIZE:
-            self.min_offset = self.first_offset
+            self.log_min_offset = self.first_offset
         else:
-            self.min_offset = self.count_before(min_physical_offset)
+            self.log_min_offset = self.count_before(min_physical_offset)
+        self.min_offset = max(self.log_min_offset, self._retained_from)
+
+    def expire_before(self, offset: int) -> None:
+        """Makes the messages before a queue offset expired, and all later messages not expired."""
+        self._retained_from = min(offset, self.max_offset)
+        self.min_offset = max(self.log_min_offset, self._retained_from)
 
 
 def _used(path: Path, length: int) -> int:

@@ -33,6 +33,7 @@ from gantrymq.store.recovery import Recovery
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.replica import Replica
 from gantrymq.store.store_threads import StoreThreads
+from gantrymq.store.topic_retention import TopicLimits, TopicRetention
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
 
@@ -45,10 +46,18 @@ class MessageStore:
     """The store in `config.store_path_root_dir`. `store_host` is the broker's address in the format of a record.
 
     `jobs` gets the reports of the store's threads. If `waits` is False, `append` raises StoreBusy instead of waiting
-    for files that are being preallocated.
+    for files that are being preallocated. `topic_limits` returns the retention of a topic, which `clean` enforces.
     """
 
-    def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None, waits: bool = True) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        store_host: bytes,
+        *,
+        jobs: Jobs | None = None,
+        waits: bool = True,
+        topic_limits: TopicLimits = lambda topic: None,
+    ) -> None:
         self.config = config
         #: Size of the log's end that is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
         self.in_memory_bytes = _in_memory_bytes(config)
@@ -66,6 +75,7 @@ class MessageStore:
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
+        self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
         self.append = writer.append
@@ -482,15 +492,26 @@ class MessageStore:
     def clean(self, now_ms: int) -> bool:
         """Runs one round of cleaning. Deletes the oldest log file if it has expired, and its queue and index entries.
 
+        Then it advances queues of topics with a retention of their own past their expired messages.
+
         Call it again soon if it returned True, because there is more to do, and after 10 s if it returned False. A
         round takes some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. If
         something can't be deleted, the round does everything else, then raises StoreError. The next round tries again.
         """
         try:
-            return self._cleaner.clean(now_ms)
+            has_more = self._cleaner.clean(now_ms)
         finally:
             if self._trash and self._threads is not None:
                 self._threads.queue_flusher.wake()
+            is_advancing = self._topic_retention.run(now_ms)
+        return has_more or is_advancing
+
+    def apply_topic_retention(self, now_ms: int) -> None:
+        """Advances all queues past their expired messages. Call it after `open`, before the first read.
+
+        Raises StoreError if a queue can't be read.
+        """
+        self._topic_retention.run_to_end(now_ms)
 
     def delete_expired_soon(self) -> None:
         """Makes the next rounds of `clean` delete expired files at any hour (DELETE_EXPIRED_COMMITLOG)."""

@@ -387,7 +387,7 @@ class Replica:
             self._queues.delete([queue])
             return self._queues.get_or_create(queue.topic, queue.queue_id)
         # A queue without messages is plausible: the log may start after its older messages.
-        if queue.min_offset < queue.max_offset or not self._log.min_offset:
+        if queue.has_messages or not self._log.min_offset:
             self._doubt(physical_offset, record, f"the queue offset {queue_offset} isn't the next one of {queue!r}")
         if queue_offset > queue.max_offset:
             queue.skip_to(queue_offset)

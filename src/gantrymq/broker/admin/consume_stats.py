@@ -92,6 +92,7 @@ class ConsumeProgress(Feature):
             offsets = OffsetWrapper(self._store.confirmed_end(queue) if queue else 0, consumed, consumed)
             if queue is not None:
                 offsets.last_timestamp = max(0, self._store.store_time(queue, consumed - 1))
+                offsets.min_offset = queue.min_offset
             table[MessageQueue(name, self._broker_name, queue_id)] = offsets
             self._looked_at += 1
             if not self._looked_at % _LOOKED_AT:

@@ -34,6 +34,10 @@ class StoreAdmin(Feature):
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_log,
         }
 
+    def load(self) -> None:
+        # After a restart, consumers must not see messages that had expired before. The topics are loaded already.
+        self._store.apply_topic_retention(now_ms())
+
     async def start(self) -> None:
         self._cleaning.start()
 

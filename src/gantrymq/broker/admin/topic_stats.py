@@ -91,8 +91,9 @@ class TopicStats(Feature):
                 consumed = self._offsets.query(header.group, header.topic, queue_id) or 0
                 before = self._store.store_time(queue, consumed - 1)
                 span.consume_time_stamp = span.min_time_stamp if before < 0 else before
-                if consumed < end:
-                    waiting_since = self._store.store_time(queue, max(consumed, queue.min_offset))
+                waiting = max(consumed, queue.min_offset)
+                if waiting < end:
+                    waiting_since = self._store.store_time(queue, waiting)
                     span.delay_time = max(0, now_ms - waiting_since)
             spans.append(span)
             if not (queue_id + 1) % _LOOKED_AT:

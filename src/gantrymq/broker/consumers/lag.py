@@ -73,8 +73,8 @@ class ConsumerLag:
     def _add(self, backlog: Backlog, queue: ConsumeQueue, is_pop: bool) -> None:
         end = self._store.confirmed_end(queue)
         consumed = self._offsets.query(backlog.group, queue.topic, queue.queue_id)
-        if consumed is None:
-            consumed = end
+        # Messages before the minimum offset were deleted or have expired.
+        consumed = end if consumed is None else max(consumed, queue.min_offset)
         if is_pop:
             read = self._pop_queues.position(queue, backlog.group)
         else:
@@ -88,7 +88,7 @@ class ConsumerLag:
             backlog.oldest_ready_ms = self._older(backlog.oldest_ready_ms, queue, read)
 
     def _older(self, known_ms: int | None, queue: ConsumeQueue, offset: int) -> int | None:
-        store_ms = self._store.store_time(queue, max(offset, queue.min_offset))
+        store_ms = self._store.store_time(queue, offset)
         if store_ms <= 0:
             return known_ms
         return store_ms if known_ms is None else min(known_ms, store_ms)

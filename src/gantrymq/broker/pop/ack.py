@@ -72,11 +72,12 @@ class PopAcks:
         """Handles ACK_MESSAGE: acknowledges one message."""
         header = request.read_header(AckMessageRequestHeader)
         queue = self._queues.handed_out(header.topic, header.queue_id)
-        if not queue.min_offset <= header.offset <= queue.max_offset:
+        # Here and below `log_min_offset`, because a message in flight may expire by the retention of its topic.
+        if not queue.log_min_offset <= header.offset <= queue.max_offset:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE,
                 f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.offset}, "
-                f"store:{queue.min_offset}~{queue.max_offset}",
+                f"store:{queue.log_min_offset}~{queue.max_offset}",
             )
         handle = ReceiptHandle.parse(header.extra_info)
         if handle.is_orderly:
@@ -113,7 +114,7 @@ class PopAcks:
         except RequestRefused:
             # The response is a success, as in Java, because the messages were deleted with their queue.
             return
-        offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
+        offsets = [offset for offset in batch.offsets() if queue.log_min_offset <= offset <= queue.max_offset]
         if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
             for offset in offsets:
                 self._ack_orderly(queue, batch.group, offset, batch.pop_time)
@@ -159,7 +160,7 @@ class PopAcks:
         """Handles CHANGE_MESSAGE_INVISIBLETIME: sets a new invisible duration from now and a new receipt handle."""
         header = request.read_header(ChangeInvisibleTimeRequestHeader)
         queue = self._queues.handed_out(header.topic, header.queue_id)
-        if not queue.min_offset <= header.offset < queue.max_offset:
+        if not queue.log_min_offset <= header.offset < queue.max_offset:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"no message {header.offset} in {header.topic}-{header.queue_id}"
             )

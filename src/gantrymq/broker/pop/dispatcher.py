@@ -126,7 +126,7 @@ class PopDispatcher:
         batch = Batch(limit, clock.now_ms(), 0)
         for queue in self._in_turn(topic, header.consumer_group, header.queue_id):
             offset = self._queues.position(queue, header.consumer_group)
-            offset = queue.min_offset if offset is None else offset
+            offset = queue.min_offset if offset is None else max(offset, queue.min_offset)
             batch.rest += max(0, queue.max_offset - offset)
             if batch.count < batch.wanted:
                 found = self._get(queue, offset, batch.wanted - batch.count)
@@ -177,7 +177,7 @@ class PopDispatcher:
             return
         left = batch.wanted - batch.count
         if left <= 0:
-            batch.rest += max(0, queue.max_offset - offset)
+            batch.rest += max(0, queue.max_offset - max(offset, queue.min_offset))
             return
         begin = monotonic()
         found = self._get(queue, offset, left, wanted)

@@ -90,7 +90,7 @@ class PopNotifications:
             queues += self._queues.of_retry_topic(retry_topic)
         for queue in queues:
             position = self._queues.position(queue, group)
-            if queue.max_offset > (queue.min_offset if position is None else position):
+            if queue.max_offset > max(queue.min_offset, position or 0):
                 return True
         return False
 

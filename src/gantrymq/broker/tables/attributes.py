@@ -13,12 +13,17 @@ from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.protocol.unsupported_features import feature_of_attribute
+from gantrymq.store.topic_retention import RetentionLimits
 
 #: Topic type whose messages have priorities.
 PRIORITY = "PRIORITY"
 #: Group attribute: the percentage of pops that select queues by priority.
 PRIORITY_FACTOR = "priority.factor"
+#: Topic attributes that Java does not have: the largest age, in ms, and size, in bytes, of the messages in a queue.
+RETENTION_MS = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
 
@@ -57,6 +62,8 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
         is_changeable=True,
     ),
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
+    RETENTION_MS: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
+    RETENTION_BYTES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
 }
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
     PRIORITY_FACTOR: Attribute(_in_range(0, 100), is_changeable=True),
@@ -66,6 +73,23 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
 def is_by_priority(topic_attributes: Mapping[str, str]) -> bool:
     """Returns whether messages of a topic with these attributes have priorities."""
     return topic_attributes.get("message.type") == PRIORITY
+
+
+def retention_limits(topic: str, topic_attributes: Mapping[str, str]) -> RetentionLimits | None:
+    """Returns the retention of a topic with these attributes; None if it has none.
+
+    System topics have none, and topics for retries have none, because the broker itself depends on their messages.
+    """
+    max_age_ms = _limit(topic_attributes.get(RETENTION_MS, ""))
+    max_bytes = _limit(topic_attributes.get(RETENTION_BYTES, ""))
+    if max_age_ms is max_bytes is None or is_system_topic(topic) or topic.startswith(RETRY_TOPIC_PREFIX):
+        return None
+    return RetentionLimits(max_age_ms, max_bytes)
+
+
+def _limit(text: str) -> int | None:
+    # Another broker may have stored any text in topics.json.
+    return int(text) if _NUMBER.fullmatch(text) and int(text) > 0 else None
 
 
 def priority_factor(group_attributes: Mapping[str, str]) -> int:

@@ -9,6 +9,7 @@ import msgspec
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables.attributes import retention_limits
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -32,6 +33,7 @@ from gantrymq.protocol.topic_name import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
+from gantrymq.store.topic_retention import RetentionLimits
 
 log = peer_log(__name__)
 
@@ -101,6 +103,11 @@ class BrokerTopics(Feature):
     def get(self, topic: str) -> TopicConfig | None:
         """Returns a topic, or None."""
         return self._table.topic_config_table.get(topic)
+
+    def retention_limits(self, topic: str) -> RetentionLimits | None:
+        """Returns the retention of a topic; None if it has none."""
+        config = self.get(topic)
+        return retention_limits(topic, config.attributes) if config is not None and config.attributes else None
 
     def put(self, *topics: TopicConfig) -> None:
         """Creates or replaces topics."""

@@ -309,7 +309,7 @@ async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetW
         result = await transport_of(view.admin).api.pull_at_once(
             address,
             queue,
-            lagging[queue].consumer_offset,
+            max(lagging[queue].consumer_offset, lagging[queue].min_offset),
             1,
             "TOOLS_CONSUMER",
             max_bytes=_FIRST_BYTES,
