@@ -22,11 +22,11 @@ from registry_server import Registry, running_registry
 from wait_until import wait_until
 
 from gantrymq.arrow.body_values import ValueDecoder
+from gantrymq.codecs.registry import client as registry_module
+from gantrymq.codecs.registry.client import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
+from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
 from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
-from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.bodies.body_format import BodyOptions
-from gantrymq.spark.bodies.confluent import encode_indexes, split_indexes
-from gantrymq.spark.bodies.registry import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.versions import to_arrow_schema

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gantrymq.background.loop_thread import LoopThread
+from gantrymq.codecs.registry.settings import RegistrySettings
 from gantrymq.errors import ConfigError
-from gantrymq.spark.bodies.registry_options import AUTHORITIES, CERTIFICATE, KEY, RegistryOptions
 
 if TYPE_CHECKING:
     import httpx
 
-#: The limit from the start of a request to the last byte of its response, in seconds. A timeout for each read would not
-#: limit a slow response.
-REQUEST_TIMEOUT_S = 10.0
 #: The limit for the size of a response, in bytes. Registries store a schema as a message of at most some MiB.
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -42,10 +39,10 @@ class RegistryHttp:
     socket.
     """
 
-    def __init__(self, options: RegistryOptions) -> None:
+    def __init__(self, settings: RegistrySettings) -> None:
         import httpx
 
-        token, user_info = options.token, options.user_info
+        token, user_info = settings.token, settings.user_info
         user, _, password = (user_info or "").partition(":")
         # `identity`, because the size of a compressed response is unknown until it is decompressed.
         headers = {
@@ -56,7 +53,8 @@ class RegistryHttp:
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         auth = None if user_info is None else (user, password)
-        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
+        self._timeout_s = settings.request_timeout_s
+        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(settings), timeout=self._timeout_s)
         self._loop = LoopThread("schema registry")
         self._loop.start()
         # A finalizer, because no caller closes the decoder of a task, which is garbage collected.
@@ -64,14 +62,14 @@ class RegistryHttp:
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:
         """Sends a request and returns the response. Raises httpx.TransportError, TimeoutError and ResponseTooLarge."""
-        return self._loop.submit(_request(self._client, method, url, parameters, body)).result()
+        return self._loop.submit(_request(self._client, self._timeout_s, method, url, parameters, body)).result()
 
 
 async def _request(
-    client: httpx.AsyncClient, method: str, url: str, parameters: Mapping[str, str], body: Any
+    client: httpx.AsyncClient, timeout_s: float, method: str, url: str, parameters: Mapping[str, str], body: Any
 ) -> RegistryResponse:
     async with (
-        asyncio.timeout(REQUEST_TIMEOUT_S),
+        asyncio.timeout(timeout_s),
         client.stream(method, url, params=parameters, json=body) as response,
     ):
         parts, size = list[bytes](), 0
@@ -89,11 +87,11 @@ def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
     loop.stop()
 
 
-def _tls(options: RegistryOptions) -> ssl.SSLContext:
+def _tls(settings: RegistrySettings) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=options.authorities)
-        if options.certificate is not None:
-            context.load_cert_chain(options.certificate, options.key)
+        context = ssl.create_default_context(cafile=settings.authorities)
+        if settings.certificate is not None:
+            context.load_cert_chain(settings.certificate, settings.key)
     except OSError as e:
-        raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
+        raise ConfigError(f"{settings.names.tls}: can't be used: {e}") from e
     return context

@@ -1,8 +1,8 @@
 """`SchemaRegistry`: a client of registries with Confluent's REST interface (Confluent, Karapace, Apicurio's ccompat).
 
 The schema of an id never changes, so a process caches it. If the registry is unreachable, requests are repeated until
-retryTimeoutMs. Then the read or write fails; it does not treat the bodies as corrupt. `UnknownIds` limits the requests
-for ids that the registry doesn't have.
+`retry_timeout_s`. Then the read or write fails; it does not treat the bodies as corrupt. `UnknownIds` limits the
+requests for ids that the registry doesn't have.
 """
 
 from __future__ import annotations
@@ -10,24 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from gantrymq.codecs.registry.connections import MAX_RESPONSE_BYTES, RegistryHttp, RegistryResponse, ResponseTooLarge
+from gantrymq.codecs.registry.settings import OptionNames, RegistrySettings
 from gantrymq.errors import ClientError, CodecError, ConfigError
 from gantrymq.extras import missing
-from gantrymq.spark.bodies.registry_http import (
-    MAX_RESPONSE_BYTES,
-    REQUEST_TIMEOUT_S,
-    RegistryHttp,
-    RegistryResponse,
-    ResponseTooLarge,
-)
-from gantrymq.spark.bodies.registry_options import AUTHORITIES, SUBJECT, TOKEN, URL, USER_INFO, RegistryOptions
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +105,16 @@ class SchemaRegistry:
     The methods raise ConfigError if an option is wrong, and ClientError if the registry doesn't respond.
     """
 
-    def __init__(self, options: RegistryOptions) -> None:
-        self._options = options
+    def __init__(self, settings: RegistrySettings) -> None:
+        self._settings = settings
         #: Created with the first request.
         self._connections: RegistryHttp | None = None
         self._unknown = UnknownIds()
+
+    @property
+    def names(self) -> OptionNames:
+        """The names of the settings in error texts."""
+        return self._settings.names
 
     def close(self) -> None:
         """Closes the connections. Otherwise they are closed when this object is garbage collected."""
@@ -131,7 +127,7 @@ class SchemaRegistry:
         If `serialized` is true, the text of a protobuf schema is a file descriptor in Base64. Raises CodecError if the
         id can't be requested at present, because too many other ids were unknown.
         """
-        key = (self._options.urls, schema_id, serialized)
+        key = (self._settings.urls, schema_id, serialized)
         if (known := _cache.get(key)) is None:
             now = time.monotonic()
             if self._unknown.has(schema_id, now):
@@ -155,8 +151,7 @@ class SchemaRegistry:
         if isinstance(found, _Problem):
             raise ConfigError(
                 f"the schema registry has no {'schema' if version is None else f'version {version}'} of subject "
-                f"{subject}: name another by option {SUBJECT}, or give the schema itself by bodySchema or "
-                f"bodySchemaFile ({found.message})"
+                f"{subject}: {self.names.other_schema} ({found.message})"
             )
         return found
 
@@ -197,34 +192,36 @@ class SchemaRegistry:
             raise self._is_none(e) from e
 
     def _is_none(self, problem: object) -> ConfigError:
-        return ConfigError(f"option {URL}: {self._options.urls[0]} doesn't respond like a schema registry: {problem}")
+        return ConfigError(
+            f"{self.names.url}: {self._settings.urls[0]} doesn't respond like a schema registry: {problem}"
+        )
 
     def _request(
         self, method: str, path: str, parameters: Mapping[str, str] | None = None, body: Any = None
     ) -> bytes | _Problem:
         """Sends a request, with retries. Returns the body of the response, or a _Problem for the status 404."""
+        settings, names = self._settings, self.names
         try:
             import httpx
         except ImportError as e:
-            raise missing("registry", f"option {URL}", e) from e
-        options = self._options
+            raise missing("registry", names.url, e) from e
         if self._connections is None:
-            self._connections = RegistryHttp(options)
-        deadline = time.monotonic() + options.retry_timeout_ms / 1000
+            self._connections = RegistryHttp(settings)
+        deadline = time.monotonic() + settings.retry_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
             problem = ""
-            for url in options.urls:
+            for url in settings.urls:
                 try:
                     response = self._connections.request(method, url + path, parameters or {}, body)
                 except ResponseTooLarge:
                     raise self._is_none(f"its response has more than {MAX_RESPONSE_BYTES} bytes") from None
                 except TimeoutError:
-                    problem = f"{url}: no complete response within {REQUEST_TIMEOUT_S:g} s"
+                    problem = f"{url}: no complete response within {settings.request_timeout_s:g} s"
                     continue
                 except httpx.TransportError as e:
                     if "CERTIFICATE_VERIFY_FAILED" in str(e):
-                        raise ConfigError(f"{url}: {e}: option {AUTHORITIES} names a file of authorities") from e
+                        raise ConfigError(f"{url}: {e}: {names.authorities} names a file of authorities") from e
                     problem = f"{url}: {_innermost(e)}"
                     continue
                 if response.status not in _PASSING:
@@ -233,7 +230,7 @@ class SchemaRegistry:
             if time.monotonic() + pause_s > deadline:
                 raise ClientError(
                     f"the schema registry doesn't respond: {problem} "
-                    f"(tried for {options.retry_timeout_ms / 1000:g} s, option retryTimeoutMs; option {URL})"
+                    f"(tried for {settings.retry_timeout_s:g} s, {names.retry_timeout}; {names.url})"
                 )
             log.warning("retrying the request to the schema registry: %s", problem)
             time.sleep(pause_s)
@@ -246,11 +243,11 @@ class SchemaRegistry:
         if status == 404:
             return _Problem(text)
         if status in (401, 403):
-            raise ConfigError(f"the schema registry refuses: {status} {text}: options {USER_INFO} and {TOKEN}")
+            raise ConfigError(f"the schema registry refuses: {status} {text}: {self.names.credentials}")
         if status in (409, 422):
             raise ConfigError(f"the schema registry doesn't accept this schema: {text}")
         if 300 <= status < 400 and response.location:
-            raise ConfigError(f"option {URL}: {url} leads to {response.location}: name that")
+            raise ConfigError(f"{self.names.url}: {url} leads to {response.location}: name that")
         raise self._is_none(f"{status} {text}")
 
 
@@ -278,3 +275,15 @@ def _error_text(response: RegistryResponse) -> str:
     except msgspec.DecodeError:
         text = response.body[:10_000].decode(errors="replace")
     return " ".join(text.split())[:300] or response.reason
+
+
+def schema_of_body(
+    registry: SchemaRegistry, schema_id: int, kind: str, *, serialized: bool = False
+) -> RegisteredSchema:
+    """Returns the schema with the id that a body has. Raises CodecError for an unknown id or another `kind`."""
+    found = registry.schema(schema_id, serialized=serialized)
+    if found is None:
+        raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
+    if found.kind != kind:
+        raise CodecError(f"schema {schema_id}, which the body names, is {found.kind}, not {kind}")
+    return found

@@ -1,0 +1,91 @@
+"""`RegistrySettings`: the addresses of a schema registry, the credentials, TLS files and timeouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from gantrymq.errors import ConfigError
+
+#: The limit from the start of a request to the last byte of its response, in seconds. A timeout for each read would not
+#: limit a slow response.
+REQUEST_TIMEOUT_S = 10.0
+DEFAULT_RETRY_TIMEOUT_S = 60.0
+
+
+class OptionNames(NamedTuple):
+    """The names of the settings in error texts: Python arguments, options of a Spark query or of a command line.
+
+    Attributes:
+        url: The addresses.
+        credentials: The user and password, or the token.
+        user_info: The user and password.
+        authorities: The file with certificate authorities.
+        tls: All TLS files.
+        retry_timeout: The time for which requests are repeated.
+        other_schema: What to do if the registry lacks the schema of a subject.
+        no_prefix: What to do if bodies lack the prefix.
+        message: The name of a protobuf message.
+        descriptor_set: What to do if the registry can't supply the files of a protobuf schema.
+    """
+
+    url: str = "argument url"
+    credentials: str = "arguments user_info and token"
+    user_info: str = "argument user_info"
+    authorities: str = "argument ca_file"
+    tls: str = "argument ca_file"
+    retry_timeout: str = "argument timeout"
+    other_schema: str = "register a schema, or give another subject"
+    no_prefix: str = "decode bodies without them with another codec"
+    message: str = "argument message"
+    descriptor_set: str = "use a registry that supports format=serialized, or register the import as a reference"
+
+
+#: The names of the arguments of `RegistryCodec`.
+ARGUMENTS = OptionNames()
+
+
+@dataclass(slots=True, frozen=True)
+class RegistrySettings:
+    """The connection to a schema registry.
+
+    Attributes:
+        urls: Instances of one registry, such as `http://host:8081`.
+        user_info: `user:password`.
+        token: A bearer token in place of user and password.
+        authorities: A file with certificate authorities. Default: those of the system.
+        certificate: The client certificate.
+        key: The key of the client certificate.
+        request_timeout_s: The limit of one request, in seconds.
+        retry_timeout_s: The time for which requests to an unreachable registry are repeated, in seconds.
+        names: The names of these settings in error texts.
+    """
+
+    urls: tuple[str, ...]
+    user_info: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    retry_timeout_s: float = DEFAULT_RETRY_TIMEOUT_S
+    names: OptionNames = ARGUMENTS
+
+    def __post_init__(self) -> None:
+        if not self.urls:
+            raise ConfigError(f"{self.names.url}: the address of a schema registry is missing")
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ConfigError(f"{self.names.url}: {url!r} is no address like http://host:8081")
+            if parts.username is not None:
+                raise ConfigError(f"{self.names.url}: user and password go into {self.names.user_info}")
+        if self.user_info is not None and ":" not in self.user_info:
+            raise ConfigError(f"{self.names.user_info}: the form is user:password")
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    """Splits addresses that are separated by commas."""
+    return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
