@@ -42,6 +42,11 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
         (
             "httpx",
+            "from gantrymq.codecs import RegistryCodec; RegistryCodec('http://127.0.0.1:1', subject='s').load()",
+            "registry",
+        ),
+        (
+            "httpx",
             "from gantrymq.codecs.registry.client import SchemaRegistry; "
             "from gantrymq.codecs.registry.settings import RegistrySettings; "
             "SchemaRegistry(RegistrySettings(('http://127.0.0.1:1',))).schema(1)",

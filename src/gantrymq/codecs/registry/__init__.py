@@ -7,6 +7,9 @@
 | `connections` | HTTP with limits for the time and the size of a response |
 | `wire_format` | the prefix of bodies: the id of the schema |
 | `avro_schemas`, `protobuf_files` | schemas with their references |
+| `codec` | `RegistryCodec` for clients; open it first |
+| `schema_codecs` | the codec of one schema |
+| `avro_json`, `json_schema_check` | the conversion and the check of JSON values, with errors that name the field |
 
 Spark reads and writes use the same modules. Needs the extra `gantrymq[registry]`.
 """

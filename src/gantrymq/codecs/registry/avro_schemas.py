@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry
+from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, references_of
 from gantrymq.errors import CodecError
 
 
@@ -16,16 +16,11 @@ def avro_schema(registry: SchemaRegistry, schema: RegisteredSchema, name: str) -
     """
     parsed = _parsed(schema, name)
     definitions: dict[str, Any] = {}
-    left = list(schema.references)
-    while left:
-        reference = left.pop()
-        if reference.name not in definitions:
-            other = registry.referenced(reference)
-            title = f"version {reference.version} of subject {reference.subject}"
-            found = definitions[reference.name] = _parsed(other, title)
-            if not isinstance(found, dict):
-                raise _is_none(title, "it has no name by which another schema can refer to it")
-            left += other.references
+    for reference, other in references_of(registry, schema).values():
+        title = f"version {reference.version} of subject {reference.subject}"
+        found = definitions[reference.name] = _parsed(other, title)
+        if not isinstance(found, dict):
+            raise _is_none(title, "it has no name by which another schema can refer to it")
     try:
         return _with_definitions(parsed, "", definitions)
     except (AttributeError, KeyError, RecursionError, TypeError) as e:

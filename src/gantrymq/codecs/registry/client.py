@@ -28,6 +28,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 #: Largest number of schemas that a process caches. A worker usually needs a few.
 MAX_CACHED = 1000
+#: Largest number of schemas to which a schema refers, with their own references.
+MAX_REFERENCES = 100
 #: The time for which an id counts as unknown, in seconds. The id may be registered later.
 UNKNOWN_FOR_S = 60.0
 #: The number of unknown ids that can be requested without a pause, and the pause after each further id, in seconds.
@@ -275,6 +277,27 @@ def _error_text(response: RegistryResponse) -> str:
     except msgspec.DecodeError:
         text = response.body[:10_000].decode(errors="replace")
     return " ".join(text.split())[:300] or response.reason
+
+
+def references_of(
+    registry: SchemaRegistry, schema: RegisteredSchema, *, serialized: bool = False
+) -> dict[str, tuple[Reference, RegisteredSchema]]:
+    """Returns the schemas to which a schema refers, directly or through others, by name.
+
+    Raises CodecError if the registry lacks one, or if there are more than MAX_REFERENCES.
+    """
+    found: dict[str, tuple[Reference, RegisteredSchema]] = {}
+    left = list(schema.references)
+    while left:
+        reference = left.pop()
+        if reference.name in found:
+            continue
+        if len(found) == MAX_REFERENCES:
+            raise CodecError(f"the schema refers to more than {MAX_REFERENCES} others: register a smaller one")
+        other = registry.referenced(reference, serialized=serialized)
+        found[reference.name] = reference, other
+        left += other.references
+    return found
 
 
 def schema_of_body(

@@ -7,7 +7,7 @@ import binascii
 from importlib import import_module
 from typing import Any
 
-from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry
+from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, references_of
 from gantrymq.codecs.registry.settings import OptionNames
 from gantrymq.errors import ConfigError
 
@@ -19,15 +19,22 @@ def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
     from google.protobuf import descriptor_pb2
 
     files: dict[str, Any] = {}
+    others = references_of(registry, schema, serialized=True)
+    begun: set[str] = set()
 
     def add(name: str, of: RegisteredSchema) -> None:
+        begun.add(name)
         file = parse_file(of.text, registry.names)
         file.name = name
         for reference in of.references:
-            if reference.name not in files:
-                add(reference.name, registry.referenced(reference, serialized=True))
+            # A file within its own imports is left out; protobuf then refuses the descriptor set.
+            if reference.name not in begun:
+                add(reference.name, others[reference.name][1])
         for imported in file.dependency:
-            if imported not in files:
+            if imported in others:
+                if imported not in begun:
+                    add(imported, others[imported][1])
+            elif imported not in files:
                 add_well_known(imported, name)
         files[name] = file
 

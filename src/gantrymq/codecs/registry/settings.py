@@ -12,7 +12,7 @@ from gantrymq.errors import ConfigError
 #: The limit from the start of a request to the last byte of its response, in seconds. A timeout for each read would not
 #: limit a slow response.
 REQUEST_TIMEOUT_S = 10.0
-DEFAULT_RETRY_TIMEOUT_S = 60.0
+DEFAULT_RETRY_TIMEOUT_S = 5.0
 
 
 class OptionNames(NamedTuple):
@@ -31,25 +31,27 @@ class OptionNames(NamedTuple):
         descriptor_set: What to do if the registry can't supply the files of a protobuf schema.
     """
 
-    url: str = "argument url"
-    credentials: str = "arguments user_info and token"
-    user_info: str = "argument user_info"
-    authorities: str = "argument ca_file"
-    tls: str = "argument ca_file"
-    retry_timeout: str = "argument timeout"
+    url: str = "urls of RegistrySettings"
+    credentials: str = "user_info and token of RegistrySettings"
+    user_info: str = "user_info of RegistrySettings"
+    authorities: str = "authorities of RegistrySettings"
+    tls: str = "authorities, certificate and key of RegistrySettings"
+    retry_timeout: str = "retry_timeout_s of RegistrySettings"
     other_schema: str = "register a schema, or give another subject"
     no_prefix: str = "decode bodies without them with another codec"
     message: str = "argument message"
     descriptor_set: str = "use a registry that supports format=serialized, or register the import as a reference"
 
 
-#: The names of the arguments of `RegistryCodec`.
+#: The names for Python programs.
 ARGUMENTS = OptionNames()
 
 
 @dataclass(slots=True, frozen=True)
 class RegistrySettings:
     """The connection to a schema registry.
+
+    A request ends within `retry_timeout_s` plus `request_timeout_s` for each address.
 
     Attributes:
         urls: Instances of one registry, such as `http://host:8081`.
@@ -58,8 +60,8 @@ class RegistrySettings:
         authorities: A file with certificate authorities. Default: those of the system.
         certificate: The client certificate.
         key: The key of the client certificate.
-        request_timeout_s: The limit of one request, in seconds.
-        retry_timeout_s: The time for which requests to an unreachable registry are repeated, in seconds.
+        request_timeout_s: The limit of one request, in seconds. Default: 10.
+        retry_timeout_s: The time for which requests to an unreachable registry are repeated, in seconds. Default: 5.
         names: The names of these settings in error texts.
     """
 

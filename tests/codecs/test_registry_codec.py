@@ -1,0 +1,318 @@
+"""Tests of RegistryCodec: round trips in three formats, errors with fields, and registries that respond badly."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+from registry_server import Registry, running_registry
+
+from gantrymq import MessageExt
+from gantrymq.codecs import RegistryCodec, RegistrySettings
+from gantrymq.codecs.registry import client as registry_module
+from gantrymq.codecs.registry.client import MAX_REFERENCES
+from gantrymq.codecs.registry.wire_format import prefix
+from gantrymq.errors import ClientError, CodecError, ConfigError
+from gantrymq.protocol.record import Record
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "what", "type": "string"},
+        {"name": "count", "type": "int"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}, "default": 0},
+        {
+            "name": "price",
+            "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}],
+            "default": None,
+        },
+        {"name": "picture", "type": ["null", "bytes"], "default": None},
+        {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["FRUIT", "OTHER"]}, "default": "FRUIT"},
+    ],
+}
+FULL = {
+    "what": "apples",
+    "count": 42,
+    "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+    "price": Decimal("12.50"),
+    "picture": b"\xff\0",
+    "tags": ["a", "b"],
+    "kind": "OTHER",
+}
+JSON_ORDER = {
+    "type": "object",
+    "properties": {
+        "what": {"type": "string"},
+        "count": {"type": "integer"},
+        "customer": {"$ref": "customer.json#/definitions/customer"},
+        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+    },
+    "required": ["what"],
+    "additionalProperties": False,
+}
+CUSTOMER = {"definitions": {"customer": {"type": "object", "required": ["name"]}}}
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    # Each test has a registry of its own, whose port can be that of an earlier one.
+    monkeypatch.setattr(registry_module, "_cache", {})
+    with running_registry() as running:
+        yield running
+
+
+def received(body: bytes) -> MessageExt:
+    record = Record(0, 3, 0, 17, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, body, b"orders", b"UNIQ_KEY\x01ID1")
+    return MessageExt(record, "broker-a")
+
+
+def proto_file(*messages: str) -> bytes:
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    for name in messages:
+        message = file.message_type.add(name=name)
+        message.field.add(name="what", number=1, type=9, label=1, json_name="what")
+        message.field.add(name="count", number=2, type=5, label=1, json_name="count")
+    return file.SerializeToString()
+
+
+def test_avro_is_encoded_by_subject_and_decoded_by_id(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    with_subject = RegistryCodec(registry.url, subject="orders-value")
+    body = with_subject.encode(FULL)
+    assert body.startswith(prefix(1))
+    assert RegistryCodec(registry.url).decode(body) == FULL
+    assert with_subject.message("orders", FULL).body == body
+
+
+def test_json_of_a_value_is_encoded_to_the_same_body(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    body = codec.encode(FULL)
+    assert codec.encode_json(codec.to_json(codec.decode(body))) == body
+
+
+def test_schemas_are_requested_once(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    for _ in range(5):
+        codec.decode(codec.encode(FULL))
+    assert registry.requests == ["GET /subjects/orders-value/versions/latest", "GET /schemas/ids/1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"what": "apples"}, "field count is missing: add it"),
+        ({"what": "apples", "count": "x"}, 'field count is "x": write an integer of 32 bits'),
+        ({"what": "apples", "count": 2**31}, "field count is 2147483648: write an integer of 32 bits"),
+        ({"what": "apples", "count": True}, "field count is true"),
+        ({"what": "apples", "count": 1, "cuont": 1}, "field cuont is not in the schema: shop.Order has what, count"),
+        ({"what": "apples", "count": 1, "tags": ["a", 1]}, r"field tags\[1\] is 1: write a string"),
+        ({"what": "apples", "count": 1, "kind": "X"}, 'field kind is "X": write one of FRUIT, OTHER'),
+        ({"what": "apples", "count": 1, "at": "noon"}, 'field at is "noon": write a time with its zone'),
+        ({"what": "apples", "count": 1, "picture": "?"}, "field picture is .*Base64"),
+        ({"what": "apples", "count": 1, "price": "much"}, "field price is .*write a decimal"),
+        ({"what": "apples", "count": 1, "price": "1e999999999"}, "field price is .*write a decimal"),
+        ([], "the value is .*write an object with the fields of shop.Order"),
+    ],
+)
+def test_json_that_is_no_avro_value_names_the_field(registry: Registry, value: Any, problem: str) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    with pytest.raises(CodecError, match=problem):
+        RegistryCodec(registry.url, subject="orders-value").encode_json(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({}, "field what is missing"),
+        ({"what": 1}, "field what is 1: write a value of type string"),
+        ({"what": "a", "count": float("nan")}, "field count is NaN: write a value of type integer"),
+        ({"what": "a", "count": 1.5}, "field count is 1.5: write a value of type integer"),
+        ({"what": "a", "more": 1}, "field more is not in the schema: it has what, count"),
+        ({"what": "a", "customer": {}}, "field customer.name is missing"),
+        ({"what": "a", "note": 1}, "field note is 1: write a value of type string"),
+    ],
+)
+def test_json_schema_with_a_reference(registry: Registry, value: Any, problem: str) -> None:
+    registry.add("customer", json.dumps(CUSTOMER), "JSON")
+    reference = {"name": "customer.json", "subject": "customer", "version": 1}
+    registry.add("orders-value", json.dumps(JSON_ORDER), "JSON", [reference])
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    with pytest.raises(CodecError, match=problem):
+        codec.encode(value)
+    valid = {"what": "a", "count": 1, "customer": {"name": "b"}, "note": None}
+    assert codec.decode(codec.encode(valid)) == valid
+
+
+def test_avro_with_a_reference(registry: Registry) -> None:
+    registry.add("kinds", '{"type": "enum", "name": "shop.Kind", "symbols": ["A", "B"]}')
+    schema = {"type": "record", "name": "shop.Order", "fields": [{"name": "kind", "type": "shop.Kind"}]}
+    registry.add("orders-value", json.dumps(schema), "AVRO", [{"name": "shop.Kind", "subject": "kinds", "version": 1}])
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    assert codec.decode(codec.encode({"kind": "B"})) == {"kind": "B"}
+
+
+def test_protobuf(registry: Registry) -> None:
+    registry.add_proto("orders-value", proto_file("Order"))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    body = codec.encode({"what": "apples", "count": 2})
+    assert body.startswith(prefix(1) + b"\0")
+    value = RegistryCodec(registry.url).decode(body)
+    assert (value.what, value.count) == ("apples", 2)
+    assert json.loads(codec.to_json(value)) == {"what": "apples", "count": 2}
+    assert codec.encode(value) == body
+    with pytest.raises(CodecError, match=r"no shop.Order: .*cuont"):
+        codec.encode_json(b'{"cuont": 1}')
+
+
+def test_a_protobuf_file_with_two_messages(registry: Registry) -> None:
+    registry.add_proto("orders-value", proto_file("Order", "Refund"))
+    with pytest.raises(ConfigError, match=r"argument message is required where there are several"):
+        RegistryCodec(registry.url, subject="orders-value").encode({})
+    body = RegistryCodec(registry.url, subject="orders-value", message="shop.Refund").encode({"what": "a"})
+    assert RegistryCodec(registry.url).decode(body).DESCRIPTOR.full_name == "shop.Refund"
+
+
+def test_an_endless_chain_of_references_ends(registry: Registry) -> None:
+    for number in range(MAX_REFERENCES + 2):
+        reference = {"name": f"shop.T{number + 1}", "subject": f"s{number + 1}", "version": 1}
+        schema = {"type": "record", "name": f"shop.T{number}", "fields": []}
+        registry.add(f"s{number}", json.dumps(schema), "AVRO", [reference])
+    with pytest.raises(CodecError, match="more than 100 others"):
+        RegistryCodec(registry.url, subject="s0").load()
+
+
+def test_protobuf_files_that_import_each_other(registry: Registry) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="a.proto", dependency=["b.proto"])
+    other = descriptor_pb2.FileDescriptorProto(name="b.proto", dependency=["b.proto"])
+    itself = {"name": "b.proto", "subject": "b", "version": 1}
+    registry.add("b", base64.b64encode(other.SerializeToString()).decode(), "PROTOBUF", [itself])
+    registry.add_proto("orders-value", file.SerializeToString(), [itself])
+    with pytest.raises(ConfigError):
+        RegistryCodec(registry.url, subject="orders-value").encode({})
+
+
+def test_bodies_that_cannot_be_decoded(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    codec = RegistryCodec(registry.url)
+    with pytest.raises(CodecError, match=r"no byte 0 and id of a schema .*another codec"):
+        codec.decode(b'{"a": 1}')
+    for _ in range(3):
+        with pytest.raises(CodecError, match="no schema 7, which the body names"):
+            codec.decode(prefix(7) + b"x")
+    assert registry.requests == ["GET /schemas/ids/7"]
+    with pytest.raises(CodecError, match="no Order of this Avro schema"):
+        codec.decode(prefix(1) + b"\xff")
+
+
+def test_a_subject_that_does_not_exist(registry: Registry) -> None:
+    with pytest.raises(ConfigError, match=r"no schema of subject none: register a schema, or give another subject"):
+        RegistryCodec(registry.url, subject="none").load()
+    with pytest.raises(ConfigError, match="without a subject only decodes"):
+        RegistryCodec(registry.url).load()
+
+
+@pytest.mark.parametrize("answer", [b"<html>no registry</html>", b"[]", b'{"schema": 1}', b"[" * 100_000])
+def test_an_answer_that_is_no_schema(registry: Registry, answer: bytes) -> None:
+    registry.fails.append((200, answer))
+    with pytest.raises(ConfigError, match="doesn't respond like a schema registry"):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+@pytest.mark.parametrize("kind", ["XML", "AVRO", "JSON"])
+def test_a_schema_that_is_invalid(registry: Registry, kind: str) -> None:
+    registry.add("orders-value", "<xml>", kind)
+    with pytest.raises(CodecError, match=r"schema 1"):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+def test_a_huge_answer(registry: Registry) -> None:
+    registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0
+    with pytest.raises(ConfigError, match="more than 16777216 bytes"):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n\r\n "], ids=["hung", "slow"])
+def test_a_registry_that_hangs_is_given_up(registry: Registry, begin: bytes) -> None:
+    registry.endless = begin, 0.05
+    settings = RegistrySettings((registry.url,), request_timeout_s=0.3, retry_timeout_s=0.0)
+    began = time.monotonic()
+    with pytest.raises(ClientError, match=r"no complete response within 0.3 s"):
+        RegistryCodec(settings, subject="orders-value").load()
+    assert time.monotonic() - began < 10
+
+
+def test_credentials_do_not_follow_a_redirect(registry: Registry) -> None:
+    with running_registry() as other:
+        registry.fails.append((302, f"{other.url}/subjects/orders-value/versions/latest".encode()))
+        settings = RegistrySettings((registry.url,), user_info="user:secret")
+        with pytest.raises(ConfigError, match="leads to") as raised:
+            RegistryCodec(settings, subject="orders-value").load()
+        assert other.requests == []
+        assert "secret" not in str(raised.value)
+        assert "secret" not in repr(settings)
+
+
+def test_credentials(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    registry.authorization = f"Basic {base64.b64encode(b'user:secret').decode()}"
+    settings = RegistrySettings((registry.url,), user_info="user:secret")
+    RegistryCodec(settings, subject="orders-value").load()
+    with pytest.raises(ConfigError, match="refuses: 401"):
+        RegistryCodec(replace(settings, user_info=None), subject="orders-value").load()
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [("", "missing"), ("localhost:8081", "is no address like"), ("http://a:b@host", "go into user_info")],
+)
+def test_an_invalid_address(url: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        RegistryCodec(url)
+
+
+async def test_a_handler_does_not_block_the_event_loop(registry: Registry) -> None:
+    registry.add("orders-value", json.dumps(ORDER))
+    body = RegistryCodec(registry.url, subject="orders-value").encode(FULL)
+    registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0.05
+    settings = RegistrySettings((registry.url,), request_timeout_s=1.0, retry_timeout_s=0.0)
+    values: list[Any] = []
+
+    async def handle(value: Any, message: MessageExt) -> None:
+        values.append(value)
+
+    handler = RegistryCodec(settings).handler(handle)
+    message = received(body)
+    task = asyncio.ensure_future(handler(message))  # type: ignore[arg-type]
+    ticks = 0
+    while not task.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    with pytest.raises(ClientError, match="doesn't respond"):
+        await task
+    assert ticks > 5
+    registry.endless = None
+    await RegistryCodec(registry.url).handler(handle)(message)  # type: ignore[misc]
+    assert values == [FULL]
+
+
+def test_a_registry_that_is_down_is_no_corrupt_body(registry: Registry) -> None:
+    """A program that leaves out corrupt bodies must not leave out these."""
+    settings = RegistrySettings((registry.url,), retry_timeout_s=0.0)
+    registry.fails.append((503, b""))
+    with pytest.raises(ClientError) as raised:
+        RegistryCodec(settings).value(received(prefix(1) + b"x"))
+    assert not isinstance(raised.value, CodecError)
