@@ -11,7 +11,10 @@ from gantrymq.cli.plain_options import ACL_CONFIG, CONTEXT, NAME_SERVERS, TLS_CO
 from gantrymq.cli.values import TIME_HELP, time_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gantrymq.cli.consume_reading import Start
+    from gantrymq.protocol.message import MessageExt
 
 HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e.
 
@@ -44,6 +47,15 @@ OPTIONS = (
         "pydantic:MODULE:MODEL, avro:SCHEMA_FILE, protobuf:MODULE:CLASS. The working directory can have the module. "
         "Exits at the first body that cannot be decoded.",
         "CODEC",
+    ),
+    PlainOption(
+        "registry",
+        ("--registry",),
+        str,
+        "Decode bodies with the schemas of a schema registry, and write them as JSON; with --json, in the field "
+        "'value'. Other bodies are written as they were sent. Credentials: GANTRY_REGISTRY_USER_INFO (user:password) "
+        "or GANTRY_REGISTRY_TOKEN in the environment.",
+        "URL",
     ),
     PlainOption(
         "offset",
@@ -79,6 +91,7 @@ class ConsumeOptions:
     form: str
     json: bool
     decode: str | None
+    registry: str | None
     offset: str
     count: int | None
     exit_at_end: bool
@@ -102,16 +115,26 @@ def run(options: ConsumeOptions) -> None:
         raise InvalidOption("only one of the two is allowed", "'--tags' / '--sql'")
     if group is not None and options.queue_id is not None:
         raise InvalidOption("a group reads all queues", "'-p' / '--queue'")
+    if options.decode is not None and options.registry is not None:
+        raise InvalidOption("only one of the two is allowed", "'--decode' / '--registry'")
     start = _start(options.offset)
     if group is not None and start.offset is not None:
         raise InvalidOption("a group has its own offsets", "'-o' / '--offset'")
-    value = decoded_body(options.decode) if options.decode is not None else None
+    value: Callable[[MessageExt], bytes | None] | None = None
+    shown = body
+    if options.decode is not None:
+        value = shown = decoded_body(options.decode)
+    elif options.registry is not None:
+        from gantrymq.cli.registry import RegisteredBodies
+
+        bodies = RegisteredBodies(options.registry)
+        value, shown = bodies.json, bodies.formatter()
     if options.json:
         from gantrymq.cli.json_message import encode
 
         form = lambda message: encode(message, value and value(message)) + b"\n"  # noqa: E731
     else:
-        form = formatter(options.form, value or body)
+        form = formatter(options.form, shown)
     run_consume(
         options.topics,
         find_target(options.name_servers, options.context, options.tls_config, options.acl_config),

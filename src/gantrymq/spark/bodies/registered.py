@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from pyspark.sql.types import DataType
+
 from gantrymq.arrow.body_values import BodyFormat, DecodeBody
 from gantrymq.codecs.registry.avro_schemas import avro_schema
 from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, schema_of_body
 from gantrymq.codecs.registry.protobuf_files import descriptor_set, file_of, messages_of, parse_file
+from gantrymq.codecs.registry.settings import RegistrySettings
 from gantrymq.codecs.registry.wire_format import split, split_indexes
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.registry_options import RegistryOptions
@@ -32,6 +35,27 @@ def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tupl
     subject = options.required_subject()
     with closing(SchemaRegistry(options.connection)) as registry:
         return _schema_of_subject(registry, subject, options.version, body_format)
+
+
+def type_of_subject(settings: RegistrySettings, subject: str) -> DataType:
+    """Returns the type of the column `value` for the latest schema of a subject. Raises as `schema_of_subject` does."""
+    with closing(SchemaRegistry(settings)) as registry:
+        kind = registry.subject_schema(subject, None).kind
+        if kind not in ("AVRO", "JSON", "PROTOBUF"):
+            raise ConfigError(f"the schema of subject {subject} has the type {kind!r}, not AVRO, JSON or PROTOBUF")
+        schema, _ = _schema_of_subject(registry, subject, None, BodyFormat(kind.lower()))
+    if kind == "AVRO":
+        from gantrymq.spark.bodies.avro_bodies import avro_bodies
+
+        return avro_bodies(schema.decode())[0]
+    if kind == "JSON":
+        from gantrymq.spark.bodies.json_schema import type_of_json_schema
+
+        return type_of_json_schema(schema.decode())
+    from gantrymq.codecs.registry.protobuf_files import only_message
+    from gantrymq.spark.bodies.protobuf_bodies import protobuf_bodies
+
+    return protobuf_bodies(schema, only_message(schema, settings.names))[0]
 
 
 def _schema_of_subject(
