@@ -121,7 +121,7 @@ def run(options: ConsumeOptions) -> None:
     if group is not None and start.offset is not None:
         raise InvalidOption("a group has its own offsets", "'-o' / '--offset'")
     value: Callable[[MessageExt], bytes | None] | None = None
-    shown = body
+    shown: Callable[[MessageExt], bytes] = body
     if options.decode is not None:
         value = shown = decoded_body(options.decode)
     elif options.registry is not None:

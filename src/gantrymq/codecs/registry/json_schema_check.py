@@ -71,9 +71,9 @@ class JsonSchemaCheck:
             if not any(_IS[kind](value) for kind in kinds):
                 raise _wrong(path, value, f"a value of type {' or '.join(kinds)}")
         if "enum" in schema and not any(_same(value, choice) for choice in schema["enum"]):
-            raise _wrong(path, value, f"one of {', '.join(map(_shown, schema['enum']))}")
+            raise _wrong(path, value, f"one of {', '.join(map(_json_text, schema['enum']))}")
         if "const" in schema and not _same(value, schema["const"]):
-            raise _wrong(path, value, _shown(schema["const"]))
+            raise _wrong(path, value, _json_text(schema["const"]))
 
     def _check_choice(self, name: str, branches: list[Any], root: Any, value: Any, path: str) -> None:
         problems, matches = list[CodecError](), 0
@@ -124,10 +124,10 @@ def _named(path: str) -> str:
     return f"field {path}" if path else "the value"
 
 
-def _shown(value: Any) -> str:
+def _json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 50 else f"{text[:50]}..."
 
 
 def _wrong(path: str, value: Any, wanted: str) -> CodecError:
-    return CodecError(f"{_named(path)} is {_shown(value)}: write {wanted}")
+    return CodecError(f"{_named(path)} is {_json_text(value)}: write {wanted}")
