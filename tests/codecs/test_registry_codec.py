@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
+from threading import Thread
 from typing import Any
+from uuid import UUID
 
 import pytest
 from google.protobuf import descriptor_pb2
@@ -21,7 +24,7 @@ from gantrymq.codecs import RegistryCodec, RegistrySettings
 from gantrymq.codecs.registry import client as registry_module
 from gantrymq.codecs.registry.client import MAX_REFERENCES
 from gantrymq.codecs.registry.wire_format import prefix
-from gantrymq.errors import ClientError, CodecError, ConfigError
+from gantrymq.errors import ClientClosed, ClientError, CodecError, ConfigError
 from gantrymq.protocol.record import Record
 
 ORDER = {
@@ -39,6 +42,7 @@ ORDER = {
         },
         {"name": "picture", "type": ["null", "bytes"], "default": None},
         {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []},
+        {"name": "id", "type": ["null", {"type": "string", "logicalType": "uuid"}], "default": None},
         {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["FRUIT", "OTHER"]}, "default": "FRUIT"},
     ],
 }
@@ -49,6 +53,7 @@ FULL = {
     "price": Decimal("12.50"),
     "picture": b"\xff\0",
     "tags": ["a", "b"],
+    "id": UUID(int=17),
     "kind": "OTHER",
 }
 JSON_ORDER = {
@@ -125,6 +130,10 @@ def test_schemas_are_requested_once(registry: Registry) -> None:
         ({"what": "apples", "count": 1, "picture": "?"}, "field picture is .*Base64"),
         ({"what": "apples", "count": 1, "price": "much"}, "field price is .*write a decimal"),
         ({"what": "apples", "count": 1, "price": "1e999999999"}, "field price is .*write a decimal"),
+        ({"what": "apples", "count": 1, "price": "1.005"}, "field price is .*write a decimal with at most 9 digits, 2"),
+        ({"what": "apples", "count": 1, "price": "12345678.00"}, "field price is .*write a decimal with at most 9"),
+        ({"what": "apples", "count": 1, "at": 2**63}, "field at is .*write an integer of 64 bits"),
+        ({"what": "apples", "count": 1, "id": "17"}, 'field id is "17": write a UUID'),
         ([], "the value is .*write an object with the fields of shop.Order"),
     ],
 )
@@ -139,7 +148,8 @@ def test_json_that_is_no_avro_value_names_the_field(registry: Registry, value: A
     [
         ({}, "field what is missing"),
         ({"what": 1}, "field what is 1: write a value of type string"),
-        ({"what": "a", "count": float("nan")}, "field count is NaN: write a value of type integer"),
+        # JSON has no NaN, so readers receive null.
+        ({"what": "a", "count": float("nan")}, "field count is null: write a value of type integer"),
         ({"what": "a", "count": 1.5}, "field count is 1.5: write a value of type integer"),
         ({"what": "a", "more": 1}, "field more is not in the schema: it has what, count"),
         ({"what": "a", "customer": {}}, "field customer.name is missing"),
@@ -155,6 +165,72 @@ def test_json_schema_with_a_reference(registry: Registry, value: Any, problem: s
         codec.encode(value)
     valid = {"what": "a", "count": 1, "customer": {"name": "b"}, "note": None}
     assert codec.decode(codec.encode(valid)) == valid
+
+
+def test_json_schema_checks_what_readers_receive(registry: Registry) -> None:
+    schema = {"properties": {"at": {"type": "string"}, "tags": {"type": "array", "items": {"type": "integer"}}}}
+    registry.add("orders-value", json.dumps(schema), "JSON")
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert codec.encode({"at": at, "tags": (1, 2)}) == prefix(1) + b'{"at":"2026-01-31T12:00:00Z","tags":[1,2]}'
+    with pytest.raises(CodecError, match=r"field tags\[1\] is null"):
+        codec.encode({"tags": (1, None)})
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"$ref": "#"}, "nested too deeply"),
+        ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "nested too deeply"),
+        (
+            {"$ref": "#/$defs/0", "$defs": [{"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 9} for n in range(50)]},
+            "too many",
+        ),
+        (
+            {"$ref": "#/$defs/0", "$defs": [{"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 9} for n in range(50)]},
+            "too many",
+        ),
+        ({"$ref": "#order"}, "give the path of the definition"),
+        ({"$ref": "#/$defs/x"}, "JSON Schema in the registry is invalid"),
+        ({"$ref": "y.json"}, "register it with this reference"),
+        ({"type": "strin"}, "JSON Schema in the registry is invalid"),
+        ([1], "JSON Schema in the registry is invalid"),
+    ],
+    ids=range(9),
+)
+def test_json_schemas_that_cannot_be_checked(registry: Registry, schema: Any, problem: str) -> None:
+    registry.add("orders-value", json.dumps(schema), "JSON")
+    with pytest.raises(CodecError, match=problem):
+        RegistryCodec(registry.url, subject="orders-value").encode({})
+
+
+def test_recursive_schemas(registry: Registry) -> None:
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "next", "type": ["null", "Node"], "default": None}],
+    }
+    registry.add("avro-value", json.dumps(node))
+    value = {"next": {"next": None}}
+    for subject in ("avro-value", "json-value"):
+        schema = {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}}
+        registry.add("json-value", json.dumps(schema), "JSON")
+        codec = RegistryCodec(registry.url, subject=subject)
+        assert codec.decode(codec.encode_json(json.dumps(value).encode())) == value
+        with pytest.raises(CodecError, match=r"field next\.next is 1"):
+            codec.encode_json(b'{"next": {"next": 1}}')
+
+
+@pytest.mark.parametrize("depth", [500, 5000])
+def test_an_avro_schema_that_is_nested_deeply(registry: Registry, depth: int) -> None:
+    registry.add("orders-value", '{"type": "array", "items": ' * depth + '"int"' + "}" * depth)
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    try:
+        codec.load()
+    except CodecError as e:
+        assert len(str(e)) < 1000  # noqa: PT017
+    else:
+        assert codec.decode(codec.encode([])) == []
 
 
 def test_avro_with_a_reference(registry: Registry) -> None:
@@ -181,9 +257,30 @@ def test_protobuf(registry: Registry) -> None:
 def test_a_protobuf_file_with_two_messages(registry: Registry) -> None:
     registry.add_proto("orders-value", proto_file("Order", "Refund"))
     with pytest.raises(ConfigError, match=r"argument message is required where there are several"):
-        RegistryCodec(registry.url, subject="orders-value").encode({})
+        RegistryCodec(registry.url, subject="orders-value").load()
+    with pytest.raises(ConfigError, match=r"argument message: the schema has no message shop.X, but shop.Order, shop"):
+        RegistryCodec(registry.url, subject="orders-value", message="shop.X").load()
     body = RegistryCodec(registry.url, subject="orders-value", message="shop.Refund").encode({"what": "a"})
     assert RegistryCodec(registry.url).decode(body).DESCRIPTOR.full_name == "shop.Refund"
+
+
+def test_a_reference_to_a_deleted_schema(registry: Registry) -> None:
+    registry.add("kinds", '{"type": "enum", "name": "shop.Kind", "symbols": ["A", "B"]}')
+    schema = {"type": "record", "name": "shop.Order", "fields": [{"name": "kind", "type": "shop.Kind"}]}
+    registry.add("orders-value", json.dumps(schema), "AVRO", [{"name": "shop.Kind", "subject": "kinds", "version": 1}])
+    registry.deleted.add("kinds")
+    assert RegistryCodec(registry.url).decode(prefix(2) + b"\x02") == {"kind": "B"}
+
+
+def test_slow_references_end(registry: Registry) -> None:
+    for number in range(60):
+        reference = {"name": f"shop.T{number + 1}", "subject": f"s{number + 1}", "version": 1}
+        schema = {"type": "record", "name": f"shop.T{number}", "fields": []}
+        registry.add(f"s{number}", json.dumps(schema), "AVRO", [reference])
+    registry.delay_s = 0.05
+    settings = RegistrySettings((registry.url,), request_timeout_s=0.5, retry_timeout_s=0.0)
+    with pytest.raises(ClientError, match=r"no complete response|too slow: .* took more than 0.5 s"):
+        RegistryCodec(settings, subject="s0").load()
 
 
 def test_an_endless_chain_of_references_ends(registry: Registry) -> None:
@@ -200,9 +297,33 @@ def test_protobuf_files_that_import_each_other(registry: Registry) -> None:
     other = descriptor_pb2.FileDescriptorProto(name="b.proto", dependency=["b.proto"])
     itself = {"name": "b.proto", "subject": "b", "version": 1}
     registry.add("b", base64.b64encode(other.SerializeToString()).decode(), "PROTOBUF", [itself])
-    registry.add_proto("orders-value", file.SerializeToString(), [itself])
-    with pytest.raises(ConfigError):
-        RegistryCodec(registry.url, subject="orders-value").encode({})
+    number = registry.add_proto("orders-value", file.SerializeToString(), [itself])
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    with pytest.raises(CodecError, match="schema 2 in the schema registry is no usable protobuf file"):
+        codec.load()
+    # Other bodies stay readable, and the schema is not requested for each body.
+    for _ in range(3):
+        with pytest.raises(CodecError, match="schema 2, which the body names, can't be used"):
+            codec.decode(prefix(number) + b"\0")
+    assert registry.requests.count("GET /subjects/b/versions/1?deleted=true") == 2
+
+
+@pytest.mark.parametrize("text", ['syntax = "proto3"; // \u00fc', "AAAA", ""])
+def test_a_protobuf_file_that_is_invalid(registry: Registry, text: str) -> None:
+    registry.add("orders-value", text, "PROTOBUF")
+    with pytest.raises((CodecError, ConfigError), match="no usable protobuf file|has no message"):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+def test_a_protobuf_value_without_a_required_field(registry: Registry) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop")
+    file.message_type.add(name="Order").field.add(name="what", number=1, type=9, label=2, json_name="what")
+    registry.add_proto("orders-value", file.SerializeToString())
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    value = RegistryCodec(registry.url).decode(codec.encode({"what": "a"}))
+    value.ClearField("what")
+    with pytest.raises(CodecError, match="what"):
+        codec.encode(value)
 
 
 def test_bodies_that_cannot_be_decoded(registry: Registry) -> None:
@@ -225,7 +346,22 @@ def test_a_subject_that_does_not_exist(registry: Registry) -> None:
         RegistryCodec(registry.url).load()
 
 
-@pytest.mark.parametrize("answer", [b"<html>no registry</html>", b"[]", b'{"schema": 1}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>no registry</html>",
+        b"[]",
+        b'{"schema": 1}',
+        b"[" * 100_000,
+        b'{"schema": "\\"int\\"", "id": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"schema": "\xff", "id": 1}',
+        # Bodies have four bytes for the id.
+        b'{"schema": "\\"int\\""}',
+        b'{"schema": "\\"int\\"", "id": -1}',
+        b'{"schema": "\\"int\\"", "id": 4294967296}',
+    ],
+    ids=range(9),
+)
 def test_an_answer_that_is_no_schema(registry: Registry, answer: bytes) -> None:
     registry.fails.append((200, answer))
     with pytest.raises(ConfigError, match="doesn't respond like a schema registry"):
@@ -277,11 +413,72 @@ def test_credentials(registry: Registry) -> None:
 
 @pytest.mark.parametrize(
     ("url", "problem"),
-    [("", "missing"), ("localhost:8081", "is no address like"), ("http://a:b@host", "go into user_info")],
+    [
+        ("", "missing"),
+        ("localhost:8081", "is no address like"),
+        ("http://a:secret@host", "go into user_info"),
+        ("http://[::1", "is no address like"),
+        ("http://host:8081x", "is no address like"),
+        ("http://host:99999", "is no address like"),
+        ("http://ä..b", "is no address like"),
+        ("http://host\x00", "is no address like"),
+        ("http://host/?a=b", "is no address like"),
+        ("ftp://a:secret@host", "go into user_info"),
+        ("http://a:secret@[::1", "is no address like"),
+    ],
 )
 def test_an_invalid_address(url: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=problem) as raised:
         RegistryCodec(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"user_info": "secret"}, "the form is user:password"),
+        ({"token": ""}, "the token is empty"),
+        ({"token": "secret\n"}, "characters other than ASCII's"),
+        ({"token": "secr\u00e4t"}, "characters other than ASCII's"),
+        ({"token": "secret", "user_info": "user:secret"}, "only one of the two"),
+        ({"key": Path("secret")}, "a key needs its certificate"),
+    ],
+)
+def test_invalid_settings(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as raised:
+        RegistrySettings(("http://host",), **settings)
+    assert "secr" not in str(raised.value)
+
+
+def test_two_users_of_one_address_have_their_own_schemas(registry: Registry) -> None:
+    """Providers have one address for several registries: the credentials select the registry."""
+    registry.add("orders-value", '"string"')
+    settings = RegistrySettings((registry.url,), token="a")
+    assert RegistryCodec(settings).decode(prefix(1) + b"\x02a") == "a"
+    registry.schemas[0] |= {"schema": '"int"'}
+    assert RegistryCodec(settings).decode(prefix(1) + b"\x02a") == "a"
+    assert RegistryCodec(replace(settings, token="b")).decode(prefix(1) + b"\x02") == 1
+
+
+@pytest.mark.parametrize("answer", [b"<html>not found</html>", b'{"error_code": 404, "message": "HTTP 404"}', b"[]"])
+def test_a_server_without_registry_is_no_corrupt_body(registry: Registry, answer: bytes) -> None:
+    """The address has another server, or lacks a path such as /apis/ccompat/v7."""
+    registry.fails.append((404, answer))
+    with pytest.raises(ConfigError, match="doesn't respond like a schema registry: 404"):
+        RegistryCodec(registry.url).decode(prefix(1) + b"x")
+
+
+def test_registries_that_send_null(registry: Registry) -> None:
+    registry.fails.append((200, b'{"schema": "\\"int\\"", "id": 7, "schemaType": null, "references": null}'))
+    assert RegistryCodec(registry.url, subject="s").encode(1) == prefix(7) + b"\x02"
+
+
+def test_an_error_text_stays_on_one_line(registry: Registry) -> None:
+    registry.fails.append((400, b'{"message": "\\u001b[2Jall\\nis well' + b"x" * 1000 + b'"}'))
+    with pytest.raises(ConfigError) as raised:
+        RegistryCodec(registry.url).decode(prefix(1))
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 500
 
 
 async def test_a_handler_does_not_block_the_event_loop(registry: Registry) -> None:
@@ -307,6 +504,74 @@ async def test_a_handler_does_not_block_the_event_loop(registry: Registry) -> No
     registry.endless = None
     await RegistryCodec(registry.url).handler(handle)(message)  # type: ignore[misc]
     assert values == [FULL]
+
+
+async def test_other_ids_do_not_block_the_event_loop(registry: Registry) -> None:
+    """The registry has no schema 7, and hangs when schema 8 is requested."""
+
+    async def handle(value: Any, message: MessageExt) -> None: ...
+
+    codec = RegistryCodec(RegistrySettings((registry.url,), request_timeout_s=5.0, retry_timeout_s=0.0))
+    handler = codec.handler(handle)
+    for _ in range(2):
+        with pytest.raises(CodecError, match=r"message ID1 at .*no schema 7"):
+            await handler(received(prefix(7)))  # type: ignore[misc]
+    registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0.05
+    tasks = [asyncio.ensure_future(handler(received(prefix(number)))) for number in (8, 7, 9)]  # type: ignore[arg-type]
+    loop = asyncio.get_running_loop()
+    longest, last = 0.0, loop.time()
+    began = last
+    while loop.time() - began < 1.0:
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, loop.time() - last), loop.time()
+    assert longest < 1.0
+    codec.close()
+    with pytest.raises(ClientClosed):
+        await tasks[0]
+    await asyncio.wait(tasks)
+    with pytest.raises(ClientClosed):
+        await handler(received(prefix(10)))  # type: ignore[misc]
+
+
+async def test_close_ends_a_request(registry: Registry) -> None:
+    registry.endless = b"", 0.05
+    codec = RegistryCodec(registry.url)
+    task = asyncio.ensure_future(codec.value_async(received(prefix(1))))
+    while not registry.requests:
+        await asyncio.sleep(0.01)
+    began = time.monotonic()
+    codec.close()
+    with pytest.raises(ClientClosed, match="create a new codec"):
+        await task
+    assert time.monotonic() - began < 5
+    with pytest.raises(ClientClosed, match="create a new codec"):
+        codec.decode(prefix(1))
+
+
+def test_threads_do_not_wait_for_a_timeout_each(registry: Registry) -> None:
+    registry.endless = b"", 0.05
+    codec = RegistryCodec(RegistrySettings((registry.url,), request_timeout_s=1.0, retry_timeout_s=0.0))
+    errors: list[ClientError] = []
+
+    def decode(number: int) -> None:
+        try:
+            codec.decode(prefix(number))
+        except ClientError as e:
+            errors.append(e)
+
+    threads = [Thread(target=decode, args=(number,)) for number in range(1, 21)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 20
+    assert time.monotonic() - began < 10
+    # A later call sends a request again.
+    count = len(registry.requests)
+    with pytest.raises(ClientError, match="doesn't respond"):
+        codec.decode(prefix(1))
+    assert len(registry.requests) == count + 1
 
 
 def test_a_registry_that_is_down_is_no_corrupt_body(registry: Registry) -> None:

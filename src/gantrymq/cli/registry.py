@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from gantrymq.cli.consume_format import Formatter
 from gantrymq.codecs.registry.codec import RegistryCodec
 from gantrymq.codecs.registry.settings import OptionNames, RegistrySettings, split_urls
 from gantrymq.errors import CodecError
@@ -31,13 +30,9 @@ _NAMES = OptionNames(
 
 def settings(urls: str) -> RegistrySettings:
     """Returns the settings for the value of `--registry`. Raises ConfigError if it is invalid."""
-    token = os.environ.get(TOKEN)
-    return RegistrySettings(
-        split_urls(urls),
-        user_info=None if token is not None else os.environ.get(USER_INFO),
-        token=token,
-        names=_NAMES,
-    )
+    # An empty variable counts as unset.
+    user_info, token = os.environ.get(USER_INFO) or None, os.environ.get(TOKEN) or None
+    return RegistrySettings(split_urls(urls), user_info=user_info, token=token, names=_NAMES)
 
 
 def subject_codec(urls: str, subject: str) -> RegistryCodec:
@@ -54,13 +49,17 @@ class RegisteredBodies:
         self._codec = RegistryCodec(settings(urls))
         self._notes = 0
 
-    def json(self, message: MessageExt) -> bytes | None:
+    def close(self) -> None:
+        """Ends a request in progress, so that a signal ends the command at once."""
+        self._codec.close()
+
+    async def json(self, message: MessageExt) -> bytes | None:
         """Returns the value of a body as JSON; None if it cannot be decoded.
 
         Raises ClientError if the registry doesn't respond.
         """
         try:
-            return self._codec.to_json(self._codec.value(message))
+            return self._codec.to_json(await self._codec.value_async(message))
         except CodecError as e:
             self._notes += 1
             if self._notes <= _MAX_NOTES:
@@ -68,12 +67,3 @@ class RegisteredBodies:
             if self._notes == _MAX_NOTES:
                 print("gantry: further bodies that cannot be decoded have no note", file=sys.stderr)
             return None
-
-    def formatter(self) -> Formatter:
-        """Returns a function that formats a body as JSON, or as it was sent."""
-
-        def form(message: MessageExt) -> bytes:
-            found = self.json(message)
-            return message.body if found is None else found
-
-        return form

@@ -9,7 +9,8 @@
 | `avro_schemas`, `protobuf_files` | schemas with their references |
 | `codec` | `RegistryCodec` for clients; open it first |
 | `schema_codecs` | the codec of one schema |
-| `avro_json`, `json_schema_check` | the conversion and the check of JSON values, with errors that name the field |
+| `avro_json`, `json_schema_check` | the conversion and the check of JSON values |
+| `field_errors` | their errors, which name the field |
 
 Spark reads and writes use the same modules. Needs the extra `gantrymq[registry]`.
 """

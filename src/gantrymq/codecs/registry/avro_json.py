@@ -6,18 +6,17 @@ It is the inverse of `Codec.to_json`: bytes are Base64, times are in the format 
 from __future__ import annotations
 
 import binascii
-import json
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import date, datetime, time
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalTuple, InvalidOperation
 from typing import Any
+from uuid import UUID
 
 from fastavro import parse_schema
 
+from gantrymq.codecs.registry.field_errors import listed, wrong_value
 from gantrymq.errors import CodecError
-
-_MAX_EXPONENT = 1000
 
 #: Converts a JSON value. The second argument is the path of its field. Raises CodecError.
 Convert = Callable[[Any, str], Any]
@@ -51,6 +50,8 @@ class _Converters:
             return self.of(kind)
         if (logical := _LOGICAL.get((kind, schema.get("logicalType", "")))) is not None:
             return logical
+        if kind == "bytes" and schema.get("logicalType") == "decimal":
+            return _decimal(schema)
         if kind == "array":
             return _array(self.of(schema["items"]))
         if kind == "map":
@@ -65,21 +66,15 @@ class _Converters:
             return _enum(schema["symbols"])
         if kind == "fixed":
             # A decimal is a number for people, whatever its encoding.
-            return _decimal if schema.get("logicalType") == "decimal" else _fixed(schema["size"])
+            return _decimal(schema) if schema.get("logicalType") == "decimal" else _fixed(schema["size"])
         fields = {field["name"]: (self.of(field["type"]), "default" in field) for field in schema["fields"]}
         return _record(schema["name"], fields)
-
-
-def _wrong(path: str, value: Any, wanted: str) -> CodecError:
-    shown = json.dumps(value, ensure_ascii=False)
-    shown = shown if len(shown) <= 50 else f"{shown[:50]}..."
-    return CodecError(f"{f'field {path}' if path else 'the value'} is {shown}: write {wanted}")
 
 
 def _number(low: int, high: int, name: str) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(path, value, name)
+            raise wrong_value(path, value, name)
         return value
 
     return convert
@@ -87,24 +82,24 @@ def _number(low: int, high: int, name: str) -> Convert:
 
 def _null(value: Any, path: str) -> None:
     if value is not None:
-        raise _wrong(path, value, "null")
+        raise wrong_value(path, value, "null")
 
 
 def _boolean(value: Any, path: str) -> Any:
     if not isinstance(value, bool):
-        raise _wrong(path, value, "true or false")
+        raise wrong_value(path, value, "true or false")
     return value
 
 
 def _float(value: Any, path: str) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _wrong(path, value, "a number")
+        raise wrong_value(path, value, "a number")
     return value
 
 
 def _string(value: Any, path: str) -> Any:
     if not isinstance(value, str):
-        raise _wrong(path, value, "a string")
+        raise wrong_value(path, value, "a string")
     return value
 
 
@@ -112,13 +107,13 @@ def _bytes(value: Any, path: str) -> Any:
     try:
         return b64decode(_string(value, path), validate=True)
     except (binascii.Error, ValueError, CodecError) as e:
-        raise _wrong(path, value, "a string with bytes in Base64") from e
+        raise wrong_value(path, value, "a string with bytes in Base64") from e
 
 
 def _fixed(size: int) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if len(data := _bytes(value, path)) != size:
-            raise _wrong(path, value, f"{size} bytes in Base64")
+            raise wrong_value(path, value, f"{size} bytes in Base64")
         return data
 
     return convert
@@ -127,7 +122,7 @@ def _fixed(size: int) -> Convert:
 def _enum(symbols: list[str]) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if not isinstance(value, str) or value not in symbols:
-            raise _wrong(path, value, f"one of {', '.join(symbols)}")
+            raise wrong_value(path, value, f"one of {listed(symbols)}")
         return value
 
     return convert
@@ -136,7 +131,7 @@ def _enum(symbols: list[str]) -> Convert:
 def _array(item: Convert) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if not isinstance(value, list):
-            raise _wrong(path, value, "an array")
+            raise wrong_value(path, value, "an array")
         return [item(part, f"{path}[{number}]") for number, part in enumerate(value)]
 
     return convert
@@ -145,7 +140,7 @@ def _array(item: Convert) -> Convert:
 def _map(of_value: Convert) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _wrong(path, value, "an object")
+            raise wrong_value(path, value, "an object")
         return {key: of_value(part, f"{path}[{key!r}]") for key, part in value.items()}
 
     return convert
@@ -154,11 +149,11 @@ def _map(of_value: Convert) -> Convert:
 def _record(name: str, fields: dict[str, tuple[Convert, bool]]) -> Convert:
     def convert(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _wrong(path, value, f"an object with the fields of {name}")
+            raise wrong_value(path, value, f"an object with the fields of {name}")
         within = f"{path}." if path else ""
         for key in value:
             if key not in fields:
-                raise CodecError(f"field {within}{key} is not in the schema: {name} has {', '.join(fields)}")
+                raise CodecError(f"field {within}{key} is not in the schema: {name} has {listed(fields)}")
         found = {}
         for key, (of_field, has_default) in fields.items():
             if key in value:
@@ -189,61 +184,87 @@ def _union(branches: list[tuple[Any, Convert]]) -> Convert:
             except CodecError:
                 continue
         names = [branch if isinstance(branch, str) else branch.get("name", branch["type"]) for branch, _ in branches]
-        raise _wrong(path, value, f"a value of one of the types {', '.join(map(str, names))}")
+        raise wrong_value(path, value, f"a value of one of the types {listed(map(str, names))}")
 
     return convert
 
 
-def _iso(parse: Callable[[str], Any], wanted: str, *, has_zone: bool | None = None) -> Convert:
+def _iso(of_number: Convert, parse: Callable[[str], Any], wanted: str, *, has_zone: bool | None = None) -> Convert:
     """Converts a text. An integer is the number that Avro stores."""
 
     def convert(value: Any, path: str) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if isinstance(value, int):
+            return of_number(value, path)
         try:
             found = parse(value)
         except (TypeError, ValueError) as e:
-            raise _wrong(path, value, wanted) from e
+            raise wrong_value(path, value, wanted) from e
         if has_zone is not None and (found.tzinfo is not None) is not has_zone:
-            raise _wrong(path, value, wanted)
+            raise wrong_value(path, value, wanted)
         return found
 
     return convert
 
 
-def _decimal(value: Any, path: str) -> Any:
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
-            found = Decimal(str(value))
-        except InvalidOperation:
-            pass
-        else:
-            # fastavro computes the power of ten, which takes forever for a number such as 1e999999999.
-            if found.is_finite() and abs(found.adjusted()) <= _MAX_EXPONENT:
-                return found
-    raise _wrong(path, value, 'a decimal, such as "12.50"')
+def _uuid(value: Any, path: str) -> Any:
+    try:
+        return UUID(_string(value, path))
+    except (CodecError, ValueError) as e:
+        raise wrong_value(path, value, "a UUID, such as 123e4567-e89b-12d3-a456-426614174000") from e
 
 
+def _decimal(schema: dict[str, Any]) -> Convert:
+    scale, precision = schema.get("scale", 0), schema["precision"]
+    wanted = f'a decimal with at most {precision} digits, {scale} of them after the point, such as "12.50"'
+
+    def convert(value: Any, path: str) -> Any:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            try:
+                found = Decimal(str(value))
+            except InvalidOperation:
+                pass
+            else:
+                if found == 0:
+                    return Decimal()
+                if found.is_finite() and _fits(found.as_tuple(), scale, precision):
+                    return found
+        raise wrong_value(path, value, wanted)
+
+    return convert
+
+
+def _fits(number: DecimalTuple, scale: int, precision: int) -> bool:
+    """Whether the number has at most `scale` digits after the point, and `precision` digits with this scale.
+
+    It is not computed, because fastavro's power of ten takes forever for a number such as 1e999999999.
+    """
+    assert isinstance(number.exponent, int)
+    return number.exponent >= -scale and len(number.digits) + number.exponent + scale <= precision
+
+
+_INT = _number(-(2**31), 2**31 - 1, "an integer of 32 bits")
+_LONG = _number(-(2**63), 2**63 - 1, "an integer of 64 bits")
 _PRIMITIVE: dict[str, Convert] = {
     "null": _null,
     "boolean": _boolean,
-    "int": _number(-(2**31), 2**31 - 1, "an integer of 32 bits"),
-    "long": _number(-(2**63), 2**63 - 1, "an integer of 64 bits"),
+    "int": _INT,
+    "long": _LONG,
     "float": _float,
     "double": _float,
     "bytes": _bytes,
     "string": _string,
 }
-_TIMESTAMP = _iso(datetime.fromisoformat, "a time with its zone, such as 2026-01-31T12:00:00Z", has_zone=True)
-_LOCAL = _iso(datetime.fromisoformat, "a time without a zone, such as 2026-01-31T12:00:00", has_zone=False)
-_TIME = _iso(time.fromisoformat, "a time of day, such as 12:00:00", has_zone=False)
+_TIMESTAMP = _iso(_LONG, datetime.fromisoformat, "a time with its zone, such as 2026-01-31T12:00:00Z", has_zone=True)
+_LOCAL = _iso(_LONG, datetime.fromisoformat, "a time without a zone, such as 2026-01-31T12:00:00", has_zone=False)
+_TIME_OF_DAY = "a time of day, such as 12:00:00"
+#: The logical types that fastavro converts, except decimals.
 _LOGICAL: dict[tuple[str, str], Convert] = {
-    ("int", "date"): _iso(date.fromisoformat, "a date, such as 2026-01-31"),
-    ("int", "time-millis"): _TIME,
-    ("long", "time-micros"): _TIME,
+    ("int", "date"): _iso(_INT, date.fromisoformat, "a date, such as 2026-01-31"),
+    ("int", "time-millis"): _iso(_INT, time.fromisoformat, _TIME_OF_DAY, has_zone=False),
+    ("long", "time-micros"): _iso(_LONG, time.fromisoformat, _TIME_OF_DAY, has_zone=False),
     ("long", "timestamp-millis"): _TIMESTAMP,
     ("long", "timestamp-micros"): _TIMESTAMP,
     ("long", "local-timestamp-millis"): _LOCAL,
     ("long", "local-timestamp-micros"): _LOCAL,
-    ("bytes", "decimal"): _decimal,
+    ("string", "uuid"): _uuid,
 }

@@ -61,7 +61,11 @@ class RegistryHttp:
         self.close = weakref.finalize(self, _end, self._loop, self._client)
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:
-        """Sends a request and returns the response. Raises httpx.TransportError, TimeoutError and ResponseTooLarge."""
+        """Sends a request and returns the response. Can be called in any thread.
+
+        Raises httpx.TransportError, httpx.InvalidURL, TimeoutError and ResponseTooLarge. If `close` ends the request,
+        raises CancelledError or ThreadDied.
+        """
         return self._loop.submit(_request(self._client, self._timeout_s, method, url, parameters, body)).result()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, references_of
+from gantrymq.codecs.registry.client import Reference, RegisteredSchema, SchemaRegistry, references_of
+from gantrymq.codecs.registry.field_errors import listed
 from gantrymq.codecs.registry.settings import OptionNames
 from gantrymq.errors import ConfigError
 
@@ -16,15 +17,24 @@ _WELL_KNOWN = "google/protobuf/"
 
 def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
     """Returns the descriptor set of a file in the registry, with its imports. The file itself is the last one."""
+    return bytes(file_set(schema, references_of(registry, schema, serialized=True), registry.names).SerializeToString())
+
+
+def file_set(
+    schema: RegisteredSchema, others: Mapping[str, tuple[Reference, RegisteredSchema]], names: OptionNames
+) -> Any:
+    """Returns the descriptor set of a file and its imports, which are among `others`. The file itself is the last one.
+
+    Raises ConfigError if a file is invalid, or an import is missing.
+    """
     from google.protobuf import descriptor_pb2
 
     files: dict[str, Any] = {}
-    others = references_of(registry, schema, serialized=True)
     begun: set[str] = set()
 
     def add(name: str, of: RegisteredSchema) -> None:
         begun.add(name)
-        file = parse_file(of.text, registry.names)
+        file = parse_file(of.text, names)
         file.name = name
         for reference in of.references:
             # A file within its own imports is left out; protobuf then refuses the descriptor set.
@@ -45,8 +55,7 @@ def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
             module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
         except ImportError as e:
             raise ConfigError(
-                f"{by} of the schema registry imports {name}, which isn't among its references: "
-                f"{registry.names.descriptor_set}"
+                f"{by} of the schema registry imports {name}, which isn't among its references: {names.descriptor_set}"
             ) from e
         file = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
@@ -56,7 +65,7 @@ def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
         files[name] = file
 
     add("registered.proto", schema)
-    return bytes(descriptor_pb2.FileDescriptorSet(file=files.values()).SerializeToString())
+    return descriptor_pb2.FileDescriptorSet(file=files.values())
 
 
 def parse_file(text: str, names: OptionNames) -> Any:
@@ -66,7 +75,7 @@ def parse_file(text: str, names: OptionNames) -> Any:
 
     try:
         return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, DecodeError) as e:
+    except (DecodeError, ValueError) as e:
         raise ConfigError(
             "the schema registry doesn't give protobuf's files as descriptors (format=serialized): "
             f"{names.descriptor_set}"
@@ -90,38 +99,61 @@ def messages_of(file: Any) -> dict[tuple[int, ...], str]:
 def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
     """Returns the file with the message in a descriptor set, and the path of the message in this file.
 
-    Raises ConfigError if no file has it.
+    Raises ConfigError if the descriptor set is invalid, or if no file has the message.
     """
-    from google.protobuf import descriptor_pb2
-
-    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+    for file in _parsed_set(descriptors).file:
         for path, name in messages_of(file).items():
             if name == message:
                 return file, path
     raise ConfigError(f"the descriptor set has no message {message}: name it with its package")
 
 
-def only_message(descriptors: bytes, names: OptionNames) -> str:
-    """Returns the only message of the last file in a descriptor set. Raises ConfigError for several messages."""
-    from google.protobuf import descriptor_pb2
+def last_file(descriptors: bytes) -> Any:
+    """Returns the last file of a descriptor set: the file itself, after its imports. Raises ConfigError."""
+    files = _parsed_set(descriptors).file
+    if not files:
+        raise ConfigError("the descriptor set has no file: write it by protoc --include_imports --descriptor_set_out")
+    return files[-1]
 
-    file = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
+
+def only_message(file: Any, names: OptionNames) -> str:
+    """Returns the only message of a file descriptor. Raises ConfigError for several messages."""
     found = [name for path, name in messages_of(file).items() if len(path) == 1]
-    if len(found) != 1:
-        raise ConfigError(f"{names.message} is required where there are several: {', '.join(found)}")
+    if not found:
+        raise ConfigError("the protobuf file in the schema registry has no message: register another one")
+    if len(found) > 1:
+        raise ConfigError(f"{names.message} is required where there are several: {listed(found)}")
     return found[0]
+
+
+def descriptor_pool(files: Any) -> Any:
+    """Returns a pool with the files of a descriptor set. Raises ConfigError for an invalid file."""
+    from google.protobuf import descriptor_pool as pools
+
+    pool = pools.DescriptorPool()
+    try:
+        for file in files.file:
+            pool.Add(file)
+            # Without native code, protobuf checks a file when it is requested.
+            pool.FindFileByName(file.name)
+    except Exception as e:
+        raise ConfigError(f"a file descriptor is invalid: {' '.join(str(e).split())}") from e
+    return pool
 
 
 def find_message(descriptors: bytes, message: str) -> Any:
     """Returns the descriptor of a message. Raises ConfigError if the descriptor set is invalid or lacks the message."""
-    from google.protobuf import descriptor_pb2, descriptor_pool
-
-    pool = descriptor_pool.DescriptorPool()
     try:
-        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
-            pool.Add(file)
-        return pool.FindMessageTypeByName(message)
+        return descriptor_pool(_parsed_set(descriptors)).FindMessageTypeByName(message)
     except KeyError as e:
         raise ConfigError(f"the descriptor set has no message {message}: name it with its package") from e
-    except Exception as e:
+
+
+def _parsed_set(descriptors: bytes) -> Any:
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    try:
+        return descriptor_pb2.FileDescriptorSet.FromString(descriptors)
+    except DecodeError as e:
         raise ConfigError(f"no descriptor set (protoc --include_imports --descriptor_set_out): {e}") from e

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gantrymq.codecs.json import JsonCodec
 from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, references_of
+from gantrymq.codecs.registry.field_errors import listed
 from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
-from gantrymq.errors import CodecError
+from gantrymq.errors import CodecError, ConfigError
 
 
 class SchemaCodec(ABC):
@@ -39,9 +40,12 @@ class AvroSchemaCodec(SchemaCodec):
         from gantrymq.codecs.registry.avro_schemas import avro_schema
 
         parsed = avro_schema(registry, schema, name)
-        codec = AvroCodec(parsed)
+        try:
+            codec = AvroCodec(parsed)
+            self._from_json = avro_from_json(parsed)
+        except (KeyError, RecursionError, TypeError) as e:
+            raise CodecError(f"{name} in the schema registry can't be used: {e!r:.200}: register it anew") from e
         self._encode, self._decode = codec.encode, codec.decode
-        self._from_json = avro_from_json(parsed)
 
     def encode(self, value: Any) -> bytes:
         return self._encode(value)
@@ -69,8 +73,12 @@ class JsonSchemaCodec(SchemaCodec):
 
     def encode(self, value: Any) -> bytes:
         data = self._codec.encode(value)
-        # Checks what a reader receives: the value can be a dataclass or a Struct.
-        self._check(value if isinstance(value, dict) else msgspec.json.decode(data))
+        # Checks the JSON that a reader receives: the value can have tuples, datetimes or Structs.
+        try:
+            encoded = msgspec.json.decode(data)
+        except RecursionError as e:
+            raise CodecError("the value is nested too deeply") from e
+        self._check(encoded, len(data))
         return data
 
     def decode(self, data: bytes) -> Any:
@@ -80,30 +88,42 @@ class JsonSchemaCodec(SchemaCodec):
         return value
 
 
+class Encodes(NamedTuple):
+    """The full name of the protobuf message to encode; None if the file has only one."""
+
+    message: str | None
+
+
 class ProtobufSchemaCodec(SchemaCodec):
-    """Encodes messages of a protobuf file. `message` is the full name of the message to encode."""
+    """Encodes and decodes messages of a protobuf file. Without `encodes`, it only decodes."""
 
-    def __init__(self, registry: SchemaRegistry, schema: RegisteredSchema, message: str | None) -> None:
-        from google.protobuf import descriptor_pb2
+    def __init__(self, registry: SchemaRegistry, schema: RegisteredSchema, name: str, encodes: Encodes | None) -> None:
+        from gantrymq.codecs.registry.protobuf_files import descriptor_pool, file_set, messages_of, only_message
 
-        from gantrymq.codecs.registry.protobuf_files import descriptor_set, messages_of
-
-        self._names = registry.names
-        self._descriptors = descriptor_set(registry, schema)
-        self._messages = messages_of(descriptor_pb2.FileDescriptorSet.FromString(self._descriptors).file[-1])
-        self._message = message
-        #: Classes and codecs by the path of the message in the file.
-        self._classes: dict[tuple[int, ...], Any] = {}
+        references = references_of(registry, schema, serialized=True)
+        try:
+            files = file_set(schema, references, registry.names)
+            self._pool = descriptor_pool(files)
+        except ConfigError as e:
+            raise CodecError(f"{name} in the schema registry is no usable protobuf file: {e}") from e
+        self._messages = messages_of(files.file[-1])
+        #: Codecs by the path of the message in the file.
         self._codecs: dict[tuple[int, ...], Any] = {}
+        self._path: tuple[int, ...] = ()
+        if encodes is not None:
+            message = encodes.message or only_message(files.file[-1], registry.names)
+            self._path = self._path_of(message, registry.names.message)
 
     def encode(self, value: Any) -> bytes:
-        path, codec = self._to_encode()
+        codec = self._codec(self._path)
         if isinstance(value, dict):
             value = self.from_json(value)
-        elif getattr(getattr(value, "DESCRIPTOR", None), "full_name", None) == self._messages[path]:
+        elif getattr(getattr(value, "DESCRIPTOR", None), "full_name", None) == self._messages[self._path]:
+            from gantrymq.codecs.protobuf import ProtobufCodec
+
             # Also a class that protoc generated for the same message.
-            return encode_indexes(path) + bytes(value.SerializeToString())
-        return encode_indexes(path) + bytes(codec.encode(value))
+            codec = ProtobufCodec(type(value))
+        return encode_indexes(self._path) + bytes(codec.encode(value))
 
     def decode(self, data: bytes) -> Any:
         path, rest = split_indexes(data)
@@ -114,21 +134,16 @@ class ProtobufSchemaCodec(SchemaCodec):
     def from_json(self, value: Any) -> Any:
         from google.protobuf import json_format
 
-        path, _ = self._to_encode()
         try:
-            return json_format.ParseDict(value, self._class(path)())
+            return json_format.ParseDict(value, self._class(self._path)())
         except (json_format.ParseError, AttributeError, RecursionError, TypeError, ValueError) as e:
-            raise CodecError(f"no {self._messages[path]}: {' '.join(str(e).split())}") from e
+            raise CodecError(f"no {self._messages[self._path]}: {' '.join(str(e).split())}") from e
 
-    def _to_encode(self) -> tuple[tuple[int, ...], Any]:
-        """Returns the path and the codec of the message to encode."""
-        from gantrymq.codecs.registry.protobuf_files import only_message
-
-        name = self._message or only_message(self._descriptors, self._names)
+    def _path_of(self, message: str, argument: str) -> tuple[int, ...]:
         for path, found in self._messages.items():
-            if found == name:
-                return path, self._codec(path)
-        raise CodecError(f"the schema has no message {name}: it has {', '.join(self._messages.values())}")
+            if found == message:
+                return path
+        raise ConfigError(f"{argument}: the schema has no message {message}, but {listed(self._messages.values())}")
 
     def _codec(self, path: tuple[int, ...]) -> Any:
         from gantrymq.codecs.protobuf import ProtobufCodec
@@ -141,25 +156,24 @@ class ProtobufSchemaCodec(SchemaCodec):
         """Returns the class of a message: always the same one, because values of another class are refused."""
         from google.protobuf import message_factory
 
-        from gantrymq.codecs.registry.protobuf_files import find_message
-
-        if path not in self._classes:
-            descriptor = find_message(self._descriptors, self._messages[path])
-            self._classes[path] = message_factory.GetMessageClass(descriptor)
-        return self._classes[path]
+        return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(self._messages[path]))
 
 
 def schema_codec(
-    registry: SchemaRegistry, schema: RegisteredSchema, schema_id: int, message: str | None = None
+    registry: SchemaRegistry, schema: RegisteredSchema, schema_id: int, encodes: Encodes | None = None
 ) -> SchemaCodec:
-    """Returns the codec of a schema. Raises CodecError for an invalid or unsupported schema, and MissingExtra."""
+    """Returns the codec of a schema. Without `encodes`, it only decodes.
+
+    Raises CodecError for an invalid or unsupported schema, ConfigError for an unknown message, and MissingExtra.
+    """
+    name = f"schema {schema_id}"
     if schema.kind == "AVRO":
-        return AvroSchemaCodec(registry, schema, f"schema {schema_id}")
+        return AvroSchemaCodec(registry, schema, name)
     if schema.kind == "JSON":
-        return JsonSchemaCodec(registry, schema, f"schema {schema_id}")
+        return JsonSchemaCodec(registry, schema, name)
     if schema.kind == "PROTOBUF":
         from gantrymq.codecs import protobuf  # noqa: F401  # raises MissingExtra
 
         serialized = registry.schema(schema_id, serialized=True)
-        return ProtobufSchemaCodec(registry, schema if serialized is None else serialized, message)
-    raise CodecError(f"schema {schema_id} has the type {schema.kind!r}, not AVRO, JSON or PROTOBUF")
+        return ProtobufSchemaCodec(registry, schema if serialized is None else serialized, name, encodes)
+    raise CodecError(f"{name} has the type {schema.kind!r}, not AVRO, JSON or PROTOBUF")

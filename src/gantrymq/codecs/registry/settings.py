@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from gantrymq.errors import ConfigError
 #: limit a slow response.
 REQUEST_TIMEOUT_S = 10.0
 DEFAULT_RETRY_TIMEOUT_S = 5.0
+#: The characters of a header's value, of which a bearer token has no space.
+_TOKEN = re.compile(r"[!-~]+")
 
 
 class OptionNames(NamedTuple):
@@ -51,7 +54,7 @@ ARGUMENTS = OptionNames()
 class RegistrySettings:
     """The connection to a schema registry.
 
-    A request ends within `retry_timeout_s` plus `request_timeout_s` for each address.
+    A request ends within `retry_timeout_s` plus `request_timeout_s` for each address (`limit_s`).
 
     Attributes:
         urls: Instances of one registry, such as `http://host:8081`.
@@ -79,13 +82,39 @@ class RegistrySettings:
         if not self.urls:
             raise ConfigError(f"{self.names.url}: the address of a schema registry is missing")
         for url in self.urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ConfigError(f"{self.names.url}: {url!r} is no address like http://host:8081")
-            if parts.username is not None:
-                raise ConfigError(f"{self.names.url}: user and password go into {self.names.user_info}")
+            self._check_url(url)
         if self.user_info is not None and ":" not in self.user_info:
             raise ConfigError(f"{self.names.user_info}: the form is user:password")
+        if self.token is not None:
+            if self.user_info is not None:
+                raise ConfigError(f"{self.names.credentials}: only one of the two is allowed")
+            # The text does not have the token, because error texts end up in logs.
+            if not _TOKEN.fullmatch(self.token):
+                raise ConfigError(f"{self.names.credentials}: the token is empty, or has characters other than ASCII's")
+        if self.key is not None and self.certificate is None:
+            raise ConfigError(f"{self.names.tls}: a key needs its certificate")
+
+    @property
+    def limit_s(self) -> float:
+        """The limit for one request with its retries, in seconds."""
+        return self.retry_timeout_s + len(self.urls) * self.request_timeout_s
+
+    def _check_url(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            # Reading the port raises ValueError for an invalid one.
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            (parts.hostname or "").encode("idna")
+        except ValueError:
+            raise self._invalid_url(url) from None
+        if parts.username is not None:
+            raise ConfigError(f"{self.names.url}: user and password go into {self.names.user_info}")
+        if not is_valid or parts.query or parts.fragment or not url.isprintable() or " " in url:
+            raise self._invalid_url(url)
+
+    def _invalid_url(self, url: str) -> ConfigError:
+        # The part before an @ can be a password.
+        return ConfigError(f"{self.names.url}: {url.rpartition('@')[2]!r} is no address like http://host:8081")
 
 
 def split_urls(text: str) -> tuple[str, ...]:

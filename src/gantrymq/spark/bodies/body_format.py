@@ -76,9 +76,9 @@ class BodyOptions:
 
                 schema, schema_id = schema_of_subject(registry, body_format)
             if body_format is BodyFormat.PROTOBUF and not message:
-                from gantrymq.codecs.registry.protobuf_files import only_message
+                from gantrymq.codecs.registry.protobuf_files import last_file, only_message
 
-                message = only_message(schema, registry.connection.names)
+                message = only_message(last_file(schema), registry.connection.names)
         if body_format is BodyFormat.AVRO and not schema:
             raise ConfigError(
                 "bodyFormat avro needs one of the options bodySchema, bodySchemaFile and schema.registry.url"

@@ -34,16 +34,22 @@ def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tupl
     """
     subject = options.required_subject()
     with closing(SchemaRegistry(options.connection)) as registry:
-        return _schema_of_subject(registry, subject, options.version, body_format)
+        found = registry.subject_schema(subject, options.version)
+        if found.kind != body_format.upper():
+            raise ConfigError(
+                f"the schema of subject {subject} is {found.kind}, not {body_format} as in option bodyFormat"
+            )
+        return _schema_text(registry, found, subject), found.id
 
 
 def type_of_subject(settings: RegistrySettings, subject: str) -> DataType:
     """Returns the type of the column `value` for the latest schema of a subject. Raises as `schema_of_subject` does."""
     with closing(SchemaRegistry(settings)) as registry:
-        kind = registry.subject_schema(subject, None).kind
+        found = registry.subject_schema(subject, None)
+        kind = found.kind
         if kind not in ("AVRO", "JSON", "PROTOBUF"):
             raise ConfigError(f"the schema of subject {subject} has the type {kind!r}, not AVRO, JSON or PROTOBUF")
-        schema, _ = _schema_of_subject(registry, subject, None, BodyFormat(kind.lower()))
+        schema = _schema_text(registry, found, subject)
     if kind == "AVRO":
         from gantrymq.spark.bodies.avro_bodies import avro_bodies
 
@@ -52,24 +58,20 @@ def type_of_subject(settings: RegistrySettings, subject: str) -> DataType:
         from gantrymq.spark.bodies.json_schema import type_of_json_schema
 
         return type_of_json_schema(schema.decode())
-    from gantrymq.codecs.registry.protobuf_files import only_message
+    from gantrymq.codecs.registry.protobuf_files import last_file, only_message
     from gantrymq.spark.bodies.protobuf_bodies import protobuf_bodies
 
-    return protobuf_bodies(schema, only_message(schema, settings.names))[0]
+    return protobuf_bodies(schema, only_message(last_file(schema), settings.names))[0]
 
 
-def _schema_of_subject(
-    registry: SchemaRegistry, subject: str, version: int | None, body_format: BodyFormat
-) -> tuple[bytes, int]:
-    found = registry.subject_schema(subject, version)
-    if found.kind != body_format.upper():
-        raise ConfigError(f"the schema of subject {subject} is {found.kind}, not {body_format} as in option bodyFormat")
-    if body_format is BodyFormat.AVRO:
-        return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode(), found.id
-    if body_format is BodyFormat.PROTOBUF:
+def _schema_text(registry: SchemaRegistry, found: RegisteredSchema, subject: str) -> bytes:
+    """Returns a schema with its references. For protobuf, it is a descriptor set."""
+    if found.kind == "AVRO":
+        return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode()
+    if found.kind == "PROTOBUF":
         serialized = registry.schema(found.id, serialized=True)
-        return descriptor_set(registry, found if serialized is None else serialized), found.id
-    return found.text.encode(), found.id
+        return descriptor_set(registry, found if serialized is None else serialized)
+    return found.text.encode()
 
 
 # -- Avro ---------------------------------------------------------------------------------------------------------
