@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pb2
 from registry_server import Registry, running_registry
+from wait_until import until, wait_until
 
+from gantrymq import Message, MessageExt, Producer, SyncProducer
 from gantrymq.cli.main import run
+from gantrymq.cli.registry import TOKEN, USER_INFO, RegisteredBodies, settings
 from gantrymq.codecs.registry import client as registry_module
+from gantrymq.codecs.registry.settings import REQUEST_TIMEOUT_S
 from gantrymq.codecs.registry.wire_format import prefix
+from gantrymq.errors import ClientClosed
+from gantrymq.protocol.record import Record
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ORDER = {
@@ -119,6 +128,80 @@ def test_a_registry_that_refuses(
     assert "refuses: 401 Unauthorized: set GANTRY_REGISTRY_USER_INFO" in capsys.readouterr().err
     monkeypatch.setenv("GANTRY_REGISTRY_TOKEN", "secret")
     assert run(command) == 0
+
+
+def send(cluster: EmbeddedCluster, topic: str, *bodies: bytes) -> None:
+    with SyncProducer(Producer(cluster.name_server, "shop")) as producer:
+        queue = producer.queues(topic)[0]
+        for body in bodies:
+            producer.send(Message(topic, body), queue=queue)
+
+
+def consuming(cluster: EmbeddedCluster, registry: Registry, topic: str, *more: str) -> subprocess.Popen[str]:
+    command = ["consume", topic, "-n", cluster.name_server, "--registry", registry.url, *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_registry_hangs(
+    cluster: EmbeddedCluster, registry: Registry, number: signal.Signals
+) -> None:
+    """The command ends without the registry's timeout, and the group gets the messages again."""
+    topic = f"hung-{number.name}"
+    registry.add("orders", '"string"')
+    send(cluster, topic, prefix(1) + b"\x02a", prefix(1) + b"\x02b")
+    registry.endless = b"", 0.05
+    with consuming(cluster, registry, topic, "-g", f"group-{number.name}") as process:
+        wait_until(lambda: registry.requests)
+        began = time.monotonic()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        seconds = time.monotonic() - began
+    assert (process.returncode, out) == (130 if number == signal.SIGINT else 0, ""), err
+    assert seconds < REQUEST_TIMEOUT_S - 1
+    registry.endless = None
+    with consuming(cluster, registry, topic, "-g", f"group-{number.name}", "-c", "2") as process:
+        out, err = process.communicate(timeout=60)
+    assert out == '"a"\n"b"\n', err
+
+
+async def test_the_event_loop_runs_while_the_registry_hangs(registry: Registry) -> None:
+    registry.endless = b"", 0.05
+    record = Record(0, 3, 0, 17, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, prefix(1), b"orders", b"UNIQ_KEY\x01ID1")
+    bodies = RegisteredBodies(registry.url)
+    task = asyncio.ensure_future(bodies.json(MessageExt(record, "broker-a")))
+    # The request arrives after `json` has begun to wait, so the loop runs meanwhile.
+    await until(lambda: registry.requests)
+    assert not task.done()
+    bodies.close()
+    with pytest.raises(ClientClosed):
+        await task
+
+
+def test_a_registry_that_fails_later(cluster: EmbeddedCluster, registry: Registry) -> None:
+    """Messages before the failure are written, and none is committed."""
+    registry.add("orders", '"string"')
+    registry.add("others", '"int"')
+    send(cluster, "down", prefix(1) + b"\x02a", prefix(2) + b"\x02")
+    cause = b'{"error_code": 40101, "message": "Unauthorized"}'
+    registry.fails = [(200, b'{"schema": "\\"string\\""}'), (401, cause)]
+    with consuming(cluster, registry, "down", "-g", "down-group") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, '"a"\n'), err
+    assert "refuses: 401 Unauthorized: set GANTRY_REGISTRY_USER_INFO" in err
+    with consuming(cluster, registry, "down", "-g", "down-group", "-c", "2") as process:
+        out, err = process.communicate(timeout=60)
+    assert out == '"a"\n1\n', err
+
+
+def test_empty_credentials_count_as_unset(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (USER_INFO, TOKEN):
+        monkeypatch.setenv(name, "")
+    assert (settings(registry.url).user_info, settings(registry.url).token) == (None, None)
+    monkeypatch.setenv(USER_INFO, "user:secret")
+    assert settings(registry.url).user_info == "user:secret"
 
 
 def test_a_subject_that_does_not_exist(
