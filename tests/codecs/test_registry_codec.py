@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import time
 from collections.abc import Iterator
@@ -11,13 +12,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from google.protobuf import descriptor_pb2
 from registry_server import Registry, running_registry
+from wait_until import wait_until
 
 from gantrymq import MessageExt
 from gantrymq.codecs import RegistryCodec, RegistrySettings
@@ -546,6 +549,28 @@ async def test_close_ends_a_request(registry: Registry) -> None:
     assert time.monotonic() - began < 5
     with pytest.raises(ClientClosed, match="create a new codec"):
         codec.decode(prefix(1))
+
+
+def test_a_garbage_collection_does_not_wait(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can begin in a thread with a lock that the closing of connections needs."""
+    closes, may_close = Event(), Event()
+    close = httpx.AsyncClient.aclose
+
+    async def slow_close(client: httpx.AsyncClient) -> None:
+        closes.set()
+        may_close.wait()
+        await close(client)
+
+    monkeypatch.setattr(httpx.AsyncClient, "aclose", slow_close)
+    registry.add("orders-value", '"string"')
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    codec.load()
+    del codec
+    gc.collect()
+    assert closes.wait(20)
+    assert registry.open
+    may_close.set()
+    wait_until(lambda: not registry.open)
 
 
 def test_threads_do_not_wait_for_a_timeout_each(registry: Registry) -> None:

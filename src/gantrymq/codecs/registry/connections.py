@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
+from _thread import start_new_thread
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,8 +58,16 @@ class RegistryHttp:
         self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(settings), timeout=self._timeout_s)
         self._loop = LoopThread("schema registry")
         self._loop.start()
-        # A finalizer, because no caller closes the decoder of a task, which is garbage collected.
-        self.close = weakref.finalize(self, _end, self._loop, self._client)
+        # A finalizer, because no caller closes the decoder of a task, which is garbage collected. It must not wait:
+        # the collection can begin in any thread, also in one with a lock that the loop needs, such as an import lock.
+        self._finalizer = weakref.finalize(self, start_new_thread, _end, (self._loop, self._client))
+        # At the end of the process, no thread can start, and the system closes the connections.
+        self._finalizer.atexit = False
+
+    def close(self) -> None:
+        """Closes the connections, and ends the requests in progress. Can be called in any thread."""
+        if self._finalizer.detach() is not None:
+            _end(self._loop, self._client)
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:
         """Sends a request and returns the response. Can be called in any thread.
