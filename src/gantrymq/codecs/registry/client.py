@@ -277,6 +277,9 @@ class SchemaRegistry:
                 if response.status not in _PASSING:
                     return self._checked(url + path, response)
                 problem = f"{url}: {response.status} {_problem(response).message}"
+            if self._closed.is_set():
+                # The closing of the connections caused the error.
+                raise self._is_closed()
             if time.monotonic() + pause_s > deadline:
                 raise ClientError(
                     f"the schema registry doesn't respond: {problem} "

@@ -72,8 +72,8 @@ class RegistryCodec(Codec[Any]):
         self._failure: tuple[ClientError, float] | None = None
         #: Held during requests.
         self._lock = threading.Lock()
-        # One thread, because requests run one after another. Not the event loop's executor: other code needs its threads
-        # while the registry hangs, and `asyncio.run` waits for them.
+        # One thread, because requests run one after another. It is not the event loop's executor: other code needs its
+        # threads while the registry hangs, and `asyncio.run` waits for them.
         self._loader = ThreadPoolExecutor(1, "gantry-schema-registry")
 
     def close(self) -> None:
