@@ -512,7 +512,7 @@ def test_what_is_no_registry(registry: Registry) -> None:
     for status, answer, problem in [
         (200, b"<html></html>", "doesn't respond like a schema registry"),
         (200, b'{"id": "x"}', "doesn't respond like a schema registry"),
-        (302, b"https://elsewhere/", "leads to https://elsewhere/: name that"),
+        (302, b"https://elsewhere/", "redirects to https://elsewhere/: use that address"),
         (418, b"tea", "doesn't respond like a schema registry: 418 tea"),
     ]:
         registry.fails.append((status, answer))

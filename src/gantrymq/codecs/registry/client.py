@@ -261,6 +261,8 @@ class SchemaRegistry:
                 try:
                     response = connections.request(method, url + path, parameters or {}, body)
                 except (CancelledError, ThreadDied):
+                    if not self._closed.is_set():
+                        raise
                     raise self._is_closed() from None
                 except ResponseTooLarge:
                     raise self._is_none(f"its response has more than {MAX_RESPONSE_BYTES} bytes") from None
