@@ -20,7 +20,7 @@ import httpx
 import pytest
 from google.protobuf import descriptor_pb2
 from registry_server import Registry, running_registry
-from wait_until import wait_until
+from wait_until import until, wait_until
 
 from gantrymq import MessageExt
 from gantrymq.codecs import RegistryCodec, RegistrySettings
@@ -514,20 +514,18 @@ async def test_other_ids_do_not_block_the_event_loop(registry: Registry) -> None
 
     async def handle(value: Any, message: MessageExt) -> None: ...
 
-    codec = RegistryCodec(RegistrySettings((registry.url,), request_timeout_s=5.0, retry_timeout_s=0.0))
+    codec = RegistryCodec(RegistrySettings((registry.url,), request_timeout_s=60.0, retry_timeout_s=0.0))
     handler = codec.handler(handle)
     for _ in range(2):
         with pytest.raises(CodecError, match=r"message ID1 at .*no schema 7"):
             await handler(received(prefix(7)))  # type: ignore[misc]
     registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0.05
     tasks = [asyncio.ensure_future(handler(received(prefix(number)))) for number in (8, 7, 9)]  # type: ignore[arg-type]
-    loop = asyncio.get_running_loop()
-    longest, last = 0.0, loop.time()
-    began = last
-    while loop.time() - began < 1.0:
-        await asyncio.sleep(0.01)
-        longest, last = max(longest, loop.time() - last), loop.time()
-    assert longest < 1.0
+    await until(lambda: "GET /schemas/ids/8" in registry.requests)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    # A blocked loop would get here after the timeout of the request.
+    assert not tasks[0].done()
     codec.close()
     with pytest.raises(ClientClosed):
         await tasks[0]
@@ -538,15 +536,12 @@ async def test_other_ids_do_not_block_the_event_loop(registry: Registry) -> None
 
 async def test_close_ends_a_request(registry: Registry) -> None:
     registry.endless = b"", 0.05
-    codec = RegistryCodec(registry.url)
+    codec = RegistryCodec(RegistrySettings((registry.url,), request_timeout_s=60.0))
     task = asyncio.ensure_future(codec.value_async(received(prefix(1))))
-    while not registry.requests:
-        await asyncio.sleep(0.01)
-    began = time.monotonic()
+    await until(lambda: registry.requests)
     codec.close()
     with pytest.raises(ClientClosed, match="create a new codec"):
         await task
-    assert time.monotonic() - began < 5
     with pytest.raises(ClientClosed, match="create a new codec"):
         codec.decode(prefix(1))
 
@@ -585,13 +580,13 @@ def test_threads_do_not_wait_for_a_timeout_each(registry: Registry) -> None:
             errors.append(e)
 
     threads = [Thread(target=decode, args=(number,)) for number in range(1, 21)]
-    began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(errors) == 20
-    assert time.monotonic() - began < 10
+    # All threads start within the timeout of the first request; on a busy machine, within that of a later one.
+    assert len(registry.requests) < 10
     # A later call sends a request again.
     count = len(registry.requests)
     with pytest.raises(ClientError, match="doesn't respond"):
