@@ -144,6 +144,7 @@ def consuming(cluster: EmbeddedCluster, registry: Registry, topic: str, *more: s
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_registry_hangs(
     cluster: EmbeddedCluster, registry: Registry, number: signal.Signals
