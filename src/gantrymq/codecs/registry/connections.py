@@ -7,6 +7,7 @@ import ssl
 import weakref
 from _thread import start_new_thread
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gantrymq.background.loop_thread import LoopThread
@@ -60,9 +61,7 @@ class RegistryHttp:
         self._loop.start()
         # A finalizer, because no caller closes the decoder of a task, which is garbage collected. It must not wait:
         # the collection can begin in any thread, also in one with a lock that the loop needs, such as an import lock.
-        self._finalizer = weakref.finalize(self, start_new_thread, _end, (self._loop, self._client))
-        # At the end of the process, no thread can start, and the system closes the connections.
-        self._finalizer.atexit = False
+        self._finalizer = weakref.finalize(self, _end_later, self._loop, self._client)
 
     def close(self) -> None:
         """Closes the connections, and ends the requests in progress. Can be called in any thread."""
@@ -98,6 +97,12 @@ def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
     if loop.is_alive:
         loop.submit(client.aclose()).result()
     loop.stop()
+
+
+def _end_later(loop: LoopThread, client: httpx.AsyncClient) -> None:
+    # At the end of the process no thread can start. The system closes the connections.
+    with suppress(RuntimeError):
+        start_new_thread(_end, (loop, client))
 
 
 def _tls(settings: RegistrySettings) -> ssl.SSLContext:
