@@ -42,9 +42,14 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
         (
             "httpx",
-            "from gantrymq.spark.bodies.registry import SchemaRegistry; "
-            "from gantrymq.spark.bodies.registry_options import RegistryOptions; "
-            "SchemaRegistry(RegistryOptions(('http://127.0.0.1:1',))).schema(1)",
+            "from gantrymq.codecs import RegistryCodec; RegistryCodec('http://127.0.0.1:1', subject='s').load()",
+            "registry",
+        ),
+        (
+            "httpx",
+            "from gantrymq.codecs.registry.client import SchemaRegistry; "
+            "from gantrymq.codecs.registry.settings import RegistrySettings; "
+            "SchemaRegistry(RegistrySettings(('http://127.0.0.1:1',))).schema(1)",
             "registry",
         ),
         (
@@ -61,7 +66,7 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
-    if extra in ("spark", "registry"):
+    if extra == "spark":
         pytest.importorskip("pyspark")
     done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
     assert done.stdout.startswith("MissingExtra "), done

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from registry_server import running_registry
 from wait_until import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -41,6 +42,16 @@ def test_the_codecs(number: int, said: str, cluster: EmbeddedCluster) -> None:
     code = examples()[number].replace(ADDRESS, cluster.name_server)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{said}\n"), done.stderr
+
+
+def test_the_codec_of_a_schema_registry(cluster: EmbeddedCluster) -> None:
+    (code,) = [code for code in examples() if "RegistryCodec(" in code]
+    fields = [{"name": "what", "type": "string"}, {"name": "count", "type": "int"}]
+    with running_registry() as registry:
+        registry.add("registered-orders-value", json.dumps({"type": "record", "name": "Order", "fields": fields}))
+        code = code.replace(ADDRESS, cluster.name_server).replace("http://127.0.0.1:8081", registry.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "42 apples\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", WORKERS)

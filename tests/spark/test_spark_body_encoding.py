@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 from registry_server import Registry, running_registry
 
 from gantrymq.arrow.row_messages import RowEncoder
+from gantrymq.codecs.registry import client as registry_module
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
-from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.versions import to_arrow_schema
 from gantrymq.spark.write_schema import check_columns

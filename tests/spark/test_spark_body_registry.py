@@ -22,11 +22,11 @@ from registry_server import Registry, running_registry
 from wait_until import wait_until
 
 from gantrymq.arrow.body_values import ValueDecoder
+from gantrymq.codecs.registry import client as registry_module
+from gantrymq.codecs.registry.client import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
+from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
 from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
-from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.bodies.body_format import BodyOptions
-from gantrymq.spark.bodies.confluent import encode_indexes, split_indexes
-from gantrymq.spark.bodies.registry import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.versions import to_arrow_schema
@@ -512,7 +512,7 @@ def test_what_is_no_registry(registry: Registry) -> None:
     for status, answer, problem in [
         (200, b"<html></html>", "doesn't respond like a schema registry"),
         (200, b'{"id": "x"}', "doesn't respond like a schema registry"),
-        (302, b"https://elsewhere/", "leads to https://elsewhere/: name that"),
+        (302, b"https://elsewhere/", "redirects to https://elsewhere/: use that address"),
         (418, b"tea", "doesn't respond like a schema registry: 418 tea"),
     ]:
         registry.fails.append((status, answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from gantrymq.cli.plain_options import ACL_CONFIG, CONTEXT, NAME_SERVERS, TLS_CO
 from gantrymq.cli.values import TIME_HELP, time_of
 
 if TYPE_CHECKING:
+    from gantrymq.cli.consume_format import Formatter
     from gantrymq.cli.consume_reading import Start
 
 HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e.
@@ -46,6 +48,15 @@ OPTIONS = (
         "CODEC",
     ),
     PlainOption(
+        "registry",
+        ("--registry",),
+        str,
+        "Decode bodies with the schemas of a schema registry, and write them as JSON; with --json, in the field "
+        "'value'. Other bodies are written as they were sent. Credentials: GANTRY_REGISTRY_USER_INFO (user:password) "
+        "or GANTRY_REGISTRY_TOKEN in the environment.",
+        "URL",
+    ),
+    PlainOption(
         "offset",
         ("-o", "--offset"),
         str,
@@ -79,6 +90,7 @@ class ConsumeOptions:
     form: str
     json: bool
     decode: str | None
+    registry: str | None
     offset: str
     count: int | None
     exit_at_end: bool
@@ -92,8 +104,8 @@ class ConsumeOptions:
 
 def run(options: ConsumeOptions) -> None:
     """Runs `gantry consume`. Raises InvalidOption before anything is read."""
-    from gantrymq.cli.consume_format import body, decoded_body, formatter
-    from gantrymq.cli.consume_reading import run_consume
+    from gantrymq.cli.consume_format import body_decoder, formatter
+    from gantrymq.cli.consume_reading import Output, run_consume
     from gantrymq.cli.target import find_target
     from gantrymq.client.consuming.consumer_base import MessageFilter
 
@@ -102,27 +114,36 @@ def run(options: ConsumeOptions) -> None:
         raise InvalidOption("only one of the two is allowed", "'--tags' / '--sql'")
     if group is not None and options.queue_id is not None:
         raise InvalidOption("a group reads all queues", "'-p' / '--queue'")
+    if options.decode is not None and options.registry is not None:
+        raise InvalidOption("only one of the two is allowed", "'--decode' / '--registry'")
     start = _start(options.offset)
     if group is not None and start.offset is not None:
         raise InvalidOption("a group has its own offsets", "'-o' / '--offset'")
-    value = decoded_body(options.decode) if options.decode is not None else None
     if options.json:
-        from gantrymq.cli.json_message import encode
+        from gantrymq.cli.json_message import json_line
 
-        form = lambda message: encode(message, value and value(message)) + b"\n"  # noqa: E731
+        form: Formatter = json_line
     else:
-        form = formatter(options.form, value or body)
-    run_consume(
-        options.topics,
-        find_target(options.name_servers, options.context, options.tls_config, options.acl_config),
-        group,
-        MessageFilter(tags=tags, sql=sql),
-        start,
-        form,
-        queue_id=options.queue_id,
-        count=options.count,
-        exit_at_end=options.exit_at_end,
-    )
+        form = formatter(options.form)
+    with ExitStack() as stack:
+        decode = None
+        if options.decode is not None:
+            decode = body_decoder(options.decode)
+        elif options.registry is not None:
+            from gantrymq.cli.registry import RegisteredBodies
+
+            decode = stack.enter_context(closing(RegisteredBodies(options.registry))).json
+        run_consume(
+            options.topics,
+            find_target(options.name_servers, options.context, options.tls_config, options.acl_config),
+            group,
+            MessageFilter(tags=tags, sql=sql),
+            start,
+            Output(form, decode),
+            queue_id=options.queue_id,
+            count=options.count,
+            exit_at_end=options.exit_at_end,
+        )
 
 
 def _start(offset: str) -> Start:

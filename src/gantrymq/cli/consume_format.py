@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from gantrymq.cli.values import unescape
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import KEYS, TAGS
 
-Formatter = Callable[[MessageExt], bytes]
+#: Decodes the body of a message. Returns the value as JSON; None to show the body as it was sent.
+DecodeBody = Callable[[MessageExt], Awaitable[bytes | None]]
 
 
-def body(message: MessageExt) -> bytes:
-    """Returns the body as it was sent."""
-    return message.body
+class Formatter(Protocol):
+    """Formats a message as a line. `value` is the decoded body as JSON, if it was decoded."""
+
+    def __call__(self, message: MessageExt, value: bytes | None = None) -> bytes: ...
 
 
-_FIELDS: dict[str, Formatter] = {
-    "s": body,  # `formatter` replaces this entry with --decode
+#: The tokens, except %s.
+_FIELDS: dict[str, Callable[[MessageExt], bytes]] = {
     "S": lambda message: b"%d" % len(message.body),
     "k": lambda message: message.properties.get(KEYS, "").encode(),
     "K": lambda message: b"%d" % len(message.properties.get(KEYS, "").encode()),
@@ -38,8 +41,8 @@ _FIELDS: dict[str, Formatter] = {
 }
 
 
-def decoded_body(codec_name: str) -> Formatter:
-    """Returns a function that decodes the body of a message with a codec, and returns it as JSON.
+def body_decoder(codec_name: str) -> DecodeBody:
+    """Returns a function that decodes the body of a message with a codec.
 
     Raises CodecError for an unknown codec. The function raises CodecError for a body that can't be decoded.
     """
@@ -49,15 +52,20 @@ def decoded_body(codec_name: str) -> Formatter:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     codec = codec_named(codec_name)
-    return lambda message: codec.to_json(codec.value(message))
+
+    async def decode(message: MessageExt) -> bytes:
+        return codec.to_json(codec.value(message))
+
+    return decode
 
 
-def formatter(text: str, body: Formatter = body) -> Formatter:
-    """Returns a function that formats a message by the format string `text`. `body` formats the token %s.
+def formatter(text: str) -> Formatter:
+    """Returns a function that formats a message by the format string `text`.
 
     Raises ClientError for an unknown token or an invalid escape.
     """
-    parts: list[Formatter] = []
+    #: None stands for %s.
+    parts: list[Callable[[MessageExt], bytes] | None] = []
     template = b""
     for literal, token in re.findall(r"([^%]+)|%(.?)", text, re.DOTALL):
         if literal:
@@ -67,11 +75,16 @@ def formatter(text: str, body: Formatter = body) -> Formatter:
                 raise ClientError(f"the format {text!r}: {e}") from e
         elif token == "%":
             template += b"%%"
-        elif token in _FIELDS:
+        elif token == "s" or token in _FIELDS:
             template += b"%b"
-            parts.append(body if token == "s" else _FIELDS[token])
+            parts.append(_FIELDS.get(token))
         else:
             raise ClientError(
                 f"%{token} in the format {text!r} means nothing: gantry consume --help says what there is"
             )
-    return lambda message: template % tuple([part(message) for part in parts])
+
+    def form(message: MessageExt, value: bytes | None = None) -> bytes:
+        body = message.body if value is None else value
+        return template % tuple([body if part is None else part(message) for part in parts])
+
+    return form

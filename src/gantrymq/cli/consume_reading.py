@@ -9,14 +9,14 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from gantrymq.cli.consume_format import Formatter
+from gantrymq.cli.consume_format import DecodeBody, Formatter
 from gantrymq.cli.target import Target
 from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.errors import ClientError
-from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TOOLS_GROUP, is_system_topic
 from gantrymq.service import run as run_service
 
@@ -39,13 +39,25 @@ class Start(NamedTuple):
     offset: int | None = None
 
 
+class Output(NamedTuple):
+    """The form of the output.
+
+    Attributes:
+        form: Formats a message.
+        decode: Decodes the body of a message for `form`; None to show bodies as they were sent.
+    """
+
+    form: Formatter
+    decode: DecodeBody | None = None
+
+
 def run_consume(
     topics: Sequence[str],
     target: Target,
     group: str | None,
     message_filter: MessageFilter,
     start: Start,
-    form: Formatter,
+    output: Output,
     *,
     queue_id: int | None,
     count: int | None,
@@ -61,7 +73,7 @@ def run_consume(
         group: The consumer group; None to read all queues without a group.
         message_filter: The tags or the condition.
         start: The start of reading.
-        form: Formats a message.
+        output: The form of the output.
         queue_id: If given, only queues with this id are read.
         count: The number of messages after which the command ends.
         exit_at_end: If true, the command ends after the messages that the queues had at its start.
@@ -91,13 +103,7 @@ def run_consume(
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
                 await _begin(reader, queues, message_filter, start)
             ends = {queue: await reader.end_offset(queue) for queue in queues} if exit_at_end else None
-            try:
-                await _write(reader, form, count, ends)
-            except asyncio.CancelledError:
-                # After a signal, all polled messages have been written.
-                if group is not None:
-                    await reader.commit()
-                raise
+            await _write(reader, output, count, ends, commits=group is not None)
             if group is not None:
                 await reader.commit()
 
@@ -162,25 +168,46 @@ async def _begin(
 
 
 async def _write(
-    reader: LitePullConsumer, form: Formatter, count: int | None, ends: dict[MessageQueue, int] | None
+    reader: LitePullConsumer,
+    output: Output,
+    count: int | None,
+    ends: dict[MessageQueue, int] | None,
+    *,
+    commits: bool,
 ) -> None:
-    output = sys.stdout.buffer
     left = count
     while left is None or left > 0:
         most = MAX_POLL_MESSAGES if left is None else min(left, MAX_POLL_MESSAGES)
-        messages = await reader.poll(max_messages=most, timeout=POLL_TIMEOUT_S if ends is None else _END_POLL_S)
+        try:
+            messages = await reader.poll(max_messages=most, timeout=POLL_TIMEOUT_S if ends is None else _END_POLL_S)
+        except asyncio.CancelledError:
+            # After a signal, all messages of earlier polls have been written.
+            if commits:
+                await reader.commit()
+            raise
         if messages:
-            lines: list[bytes] = []
-            try:
-                lines.extend(map(form, messages))
-            finally:
-                # If a message can't be formatted, the messages before it are still written.
-                output.write(b"".join(lines))
-                output.flush()
+            # A signal during this call ends the command without a commit, because a part of the messages is not
+            # written. They are delivered again.
+            await _write_messages(messages, output)
             if left is not None:
                 left -= len(messages)
         elif ends is not None and _is_at_end(reader, ends):
             return
+
+
+async def _write_messages(messages: Sequence[MessageExt], output: Output) -> None:
+    form, decode = output
+    lines: list[bytes] = []
+    try:
+        if decode is None:
+            lines.extend(map(form, messages))
+        else:
+            for message in messages:
+                lines.append(form(message, await decode(message)))
+    finally:
+        # If a message can't be formatted, still write the messages before it.
+        sys.stdout.buffer.write(b"".join(lines))
+        sys.stdout.buffer.flush()
 
 
 def _is_at_end(reader: LitePullConsumer, ends: dict[MessageQueue, int]) -> bool:

@@ -15,7 +15,8 @@ from gantrymq.times import MAX_MS
 class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """The fields of a message in JSON. Text bodies are in `body`, others in `bodyBase64`.
 
-    The second group of fields comes from the broker, and `value` from `--decode`. `gantry produce` ignores them.
+    The second group of fields comes from the broker, and `value` from `--decode` or `--registry`. `gantry produce`
+    ignores them.
     """
 
     body: str | None = None
@@ -82,6 +83,11 @@ def encode(message: MessageExt, value: bytes | None = None) -> bytes:
     except UnicodeDecodeError:
         line.body_base64 = message.body
     return _encode(line)
+
+
+def json_line(message: MessageExt, value: bytes | None = None) -> bytes:
+    """Encodes a message as a line, with a line end. `value` is the decoded body as JSON."""
+    return encode(message, value) + b"\n"
 
 
 def to_send(line: JsonMessage, topic: str, defaults: Message) -> Message:

@@ -41,6 +41,18 @@ def produce(
             "delayLevel, delayMs, deliverAtMs, flag; what gantry consume --json writes.",
         ),
     ] = False,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            metavar="URL",
+            help="Bodies are JSON values; encode them with the latest schema of --subject in this schema registry. "
+            "Credentials: GANTRY_REGISTRY_USER_INFO (user:password) or GANTRY_REGISTRY_TOKEN in the environment.",
+        ),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="A subject of --registry; TOPIC-value without it.")
+    ] = None,
     tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
     key: Annotated[list[str] | None, typer.Option("-k", "--key", help="A key of every message; repeat it.")] = None,
     properties: Annotated[
@@ -86,6 +98,10 @@ def produce(
 
     if json and (key_separator is not None or whole):
         raise typer.BadParameter("goes with neither --key-separator nor --whole", param_hint="'--json'")
+    if registry is not None and json:
+        raise typer.BadParameter("does not go with --json, whose bodies are encoded already", param_hint="'--registry'")
+    if subject is not None and registry is None:
+        raise typer.BadParameter("needs --registry", param_hint="'--subject'")
     given = {}
     for text in properties or []:
         name, equals, value = text.partition("=")
@@ -102,6 +118,11 @@ def produce(
         deliver_at=None if deliver_at is None else parse_time(deliver_at, "'--deliver-at'"),
         properties=given,
     )
+    encode = None
+    if registry is not None:
+        from gantrymq.cli.registry import subject_codec
+
+        encode = subject_codec(registry, subject or f"{topic}-value").encode_json
     target = find_target(name_servers, context, tls_config, acl_config)
     producer = Producer(
         target.name_servers,
@@ -115,7 +136,9 @@ def produce(
     raise typer.Exit(
         run_produce(
             producer,
-            MessageMaker(topic, defaults, json=json, key_separator=separator(key_separator, "'--key-separator'")),
+            MessageMaker(
+                topic, defaults, json=json, key_separator=separator(key_separator, "'--key-separator'"), encode=encode
+            ),
             files or [],
             None if whole else separator(delimiter, "'--delimiter'"),
             ordered=ordered,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gantrymq.cli.json_message import decode, to_send
-from gantrymq.errors import BodyError
+from gantrymq.errors import BodyError, CodecError
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import KEYS
 
@@ -53,14 +55,24 @@ class MessageMaker:
     """Converts parts of the input to messages for a topic.
 
     If `json` is true, a part is a JSON object. Otherwise a part is a body or, with a `key_separator`, a key, the
-    separator and a body. `defaults` has the default properties.
+    separator and a body. `defaults` has the default properties. `encode` encodes the body of a part, which is JSON; it
+    raises CodecError.
     """
 
-    def __init__(self, topic: str, defaults: Message, *, json: bool, key_separator: bytes | None) -> None:
+    def __init__(
+        self,
+        topic: str,
+        defaults: Message,
+        *,
+        json: bool,
+        key_separator: bytes | None,
+        encode: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._topic = topic
         self._defaults = defaults
         self._json = json
         self._key_separator = key_separator
+        self._encode = encode
 
     def message(self, part: bytes | None) -> Message:
         """Returns the message of a part. Raises BodyError if the part is invalid or too long (None)."""
@@ -80,4 +92,9 @@ class MessageMaker:
                     message.properties[KEYS] = key.decode()
                 except UnicodeDecodeError as e:
                     raise BodyError(f"the key {key[:100]!r} is no UTF-8 text") from e
+        if self._encode is not None:
+            try:
+                message.body = self._encode(message.body)
+            except CodecError as e:
+                raise BodyError(str(e)) from e
         return message

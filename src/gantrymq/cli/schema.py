@@ -32,6 +32,17 @@ def infer(
     sample: Annotated[
         int, typer.Option("--sample", min=1, metavar="N", help="The number of messages, the newest of each queue.")
     ] = DEFAULT_SAMPLE,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            "--registry",
+            metavar="URL",
+            help="Convert the latest schema of --subject in this schema registry, without reading messages.",
+        ),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="A subject of --registry; TOPIC-value without it.")
+    ] = None,
     name_servers: NameServers = None,
     context: ContextName = None,
     tls_config: TlsConfigFile = None,
@@ -44,6 +55,11 @@ def infer(
     """
     from gantrymq.errors import ClientError
 
+    if subject is not None and registry is None:
+        raise typer.BadParameter("needs --registry", param_hint="'--subject'")
+    if registry is not None:
+        print(_registered_ddl(registry, subject or f"{topic}-value"))
+        return
     bodies = asyncio.run(_newest_bodies(find_target(name_servers, context, tls_config, acl_config), topic, sample))
     if not bodies:
         raise ClientError(f"topic {topic!r} has no message: its schema can't be inferred")
@@ -65,6 +81,18 @@ def infer(
     for description in types.mixed():
         print(f"several types in {description}", file=sys.stderr)
     print(ddl)
+
+
+def _registered_ddl(urls: str, subject: str) -> str:
+    """Returns the DDL of the latest schema of a subject."""
+    from gantrymq.extras import need
+
+    need("spark", "gantry schema infer --registry")
+    from gantrymq.cli.registry import settings
+    from gantrymq.spark.bodies.ddl import fields_ddl
+    from gantrymq.spark.bodies.registered import type_of_subject
+
+    return fields_ddl(type_of_subject(settings(urls), subject))
 
 
 async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:

@@ -8,6 +8,7 @@ A codec encodes and decodes values of one type:
     orders.value(message)                          # of any received message
 
 `codec.py` has the base class; read it first. `named.py` creates a codec from text, for command lines and options.
+`registry/` has the codec that takes its schemas from a schema registry.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from gantrymq.codecs.json import JsonCodec
     from gantrymq.codecs.protobuf import ProtobufCodec
     from gantrymq.codecs.pydantic import PydanticCodec
+    from gantrymq.codecs.registry.codec import RegistryCodec
+    from gantrymq.codecs.registry.settings import RegistrySettings
 
 #: Imported on first use, because each module needs an optional library.
 _MODULES = {
@@ -30,6 +33,8 @@ _MODULES = {
     "JsonCodec": "gantrymq.codecs.json",
     "ProtobufCodec": "gantrymq.codecs.protobuf",
     "PydanticCodec": "gantrymq.codecs.pydantic",
+    "RegistryCodec": "gantrymq.codecs.registry.codec",
+    "RegistrySettings": "gantrymq.codecs.registry.settings",
 }
 
 __all__ = [
@@ -40,6 +45,8 @@ __all__ = [
     "MessageOptions",
     "ProtobufCodec",
     "PydanticCodec",
+    "RegistryCodec",
+    "RegistrySettings",
     "codec_named",
 ]
 

@@ -12,8 +12,8 @@ from pyspark.sql.types import DataType, StringType, StructType
 from gantrymq.arrow.body_values import BodyFormat, DecodeBody, ValueDecoder
 from gantrymq.arrow.columns import VALUE
 from gantrymq.arrow.option_values import Values
+from gantrymq.codecs.registry.wire_format import split
 from gantrymq.errors import CodecError, ConfigError
-from gantrymq.spark.bodies.confluent import split
 from gantrymq.spark.bodies.json_bodies import json_decoder
 from gantrymq.spark.bodies.registry_options import REGISTRY_OPTIONS, RegistryOptions
 
@@ -76,9 +76,9 @@ class BodyOptions:
 
                 schema, schema_id = schema_of_subject(registry, body_format)
             if body_format is BodyFormat.PROTOBUF and not message:
-                from gantrymq.spark.bodies.registered import only_message
+                from gantrymq.codecs.registry.protobuf_files import last_file, only_message
 
-                message = only_message(schema)
+                message = only_message(last_file(schema), registry.connection.names)
         if body_format is BodyFormat.AVRO and not schema:
             raise ConfigError(
                 "bodyFormat avro needs one of the options bodySchema, bodySchemaFile and schema.registry.url"
@@ -126,7 +126,8 @@ class BodyOptions:
         decode = json_decoder(kind)
         if self.registry is None:
             return ValueDecoder(decode, kind)
-        return ValueDecoder(lambda body: decode(split(body)[1]), kind)
+        names = self.registry.connection.names
+        return ValueDecoder(lambda body: decode(split(body, names)[1]), kind)
 
     def _kind_and_decode(self) -> tuple[DataType, DecodeBody]:
         """Returns the type and the decoder, for the formats whose schema determines the type: all but json."""

@@ -27,11 +27,11 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from gantrymq.arrow.body_values import BodyFormat, EncodeValue
 from gantrymq.arrow.columns import VALUE
 from gantrymq.arrow.option_values import Values
+from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry
+from gantrymq.codecs.registry.wire_format import encode_indexes, prefix
 from gantrymq.errors import CodecError, ConfigError, IllegalMessage
 from gantrymq.spark.bodies.body_format import BodyOptions
-from gantrymq.spark.bodies.confluent import encode_indexes, prefix
 from gantrymq.spark.bodies.json_bodies import json_decoder
-from gantrymq.spark.bodies.registry import RegisteredSchema, SchemaRegistry
 from gantrymq.spark.versions import to_arrow_schema
 
 AUTO_REGISTER = "auto.register.schemas"
@@ -87,7 +87,7 @@ class BodyEncoding:
             return cls(body, body.schema_id)
         schema = RegisteredSchema(_registry_text(body), body.format.upper())
         subject = body.registry.required_subject()
-        return cls(body, SchemaRegistry(body.registry).id_of(subject, schema, register=register))
+        return cls(body, SchemaRegistry(body.registry.connection).id_of(subject, schema, register=register))
 
     def check(self, kind: DataType) -> None:
         """Raises ConfigError if bodies can't be encoded from a column `value` of this type."""
@@ -116,7 +116,7 @@ class BodyEncoding:
             return b""
         if self.body.format is not BodyFormat.PROTOBUF:
             return prefix(self.schema_id)
-        from gantrymq.spark.bodies.registered import file_of
+        from gantrymq.codecs.registry.protobuf_files import file_of
 
         return prefix(self.schema_id) + encode_indexes(file_of(self.body.schema, self.body.message)[1])
 
@@ -179,7 +179,7 @@ def _registry_text(body: BodyOptions) -> str:
     """Returns the schema of the options in the registry's format."""
     if body.format is BodyFormat.AVRO:
         return body.schema_text()
-    from gantrymq.spark.bodies.registered import file_of
+    from gantrymq.codecs.registry.protobuf_files import file_of
 
     file, _ = file_of(body.schema, body.message)
     if others := [name for name in file.dependency if not name.startswith("google/protobuf/")]:

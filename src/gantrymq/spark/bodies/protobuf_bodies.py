@@ -42,11 +42,12 @@ from pyspark.sql.types import (
 
 from gantrymq.arrow.body_values import DecodeBody
 from gantrymq.codecs.protobuf import ProtobufCodec
+from gantrymq.codecs.registry.protobuf_files import find_message
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.extras import missing
 
 try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, message_factory
     from google.protobuf.descriptor import FieldDescriptor
 except ImportError as e:
     raise missing("protobuf", "gantrymq.spark.bodies.protobuf_bodies", e) from e
@@ -74,19 +75,6 @@ def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeB
             raise CodecError(f"no protobuf {message}: {e}") from e
 
     return kind, decode
-
-
-def find_message(descriptors: bytes, message: str) -> Any:
-    """Returns the descriptor of a message. Raises ConfigError if the descriptor set is invalid or lacks the message."""
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
-            pool.Add(file)
-        return pool.FindMessageTypeByName(message)
-    except KeyError as e:
-        raise ConfigError(f"the descriptor set has no message {message}: name it with its package") from e
-    except Exception as e:
-        raise ConfigError(f"no descriptor set (protoc --include_imports --descriptor_set_out): {e}") from e
 
 
 def _struct(descriptor: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:

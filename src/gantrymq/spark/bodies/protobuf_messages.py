@@ -8,8 +8,9 @@ from typing import Any
 from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
+from gantrymq.codecs.registry.protobuf_files import find_message
 from gantrymq.errors import CodecError
-from gantrymq.spark.bodies.protobuf_bodies import TIMESTAMP, Convert, find_message, repeated_fields
+from gantrymq.spark.bodies.protobuf_bodies import TIMESTAMP, Convert, repeated_fields
 
 
 def protobuf_encoder(descriptors: bytes, message: str) -> Callable[[Any], bytes]:

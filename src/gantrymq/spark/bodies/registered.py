@@ -7,21 +7,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from contextlib import closing
-from importlib import import_module
 from typing import Any
 
-from gantrymq.arrow.body_values import BodyFormat, DecodeBody
-from gantrymq.errors import CodecError, ConfigError
-from gantrymq.spark.bodies.confluent import split, split_indexes
-from gantrymq.spark.bodies.registry import RegisteredSchema, SchemaRegistry
-from gantrymq.spark.bodies.registry_options import RegistryOptions
+from pyspark.sql.types import DataType
 
-_WELL_KNOWN = "google/protobuf/"
+from gantrymq.arrow.body_values import BodyFormat, DecodeBody
+from gantrymq.codecs.registry.avro_schemas import avro_schema
+from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, schema_of_body
+from gantrymq.codecs.registry.protobuf_files import descriptor_set, file_of, messages_of, parse_file
+from gantrymq.codecs.registry.settings import RegistrySettings
+from gantrymq.codecs.registry.wire_format import split, split_indexes
+from gantrymq.errors import CodecError, ConfigError
+from gantrymq.spark.bodies.registry_options import RegistryOptions
 
 
 def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tuple[bytes, int]:
@@ -33,83 +33,48 @@ def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tupl
         CodecError: The schema is invalid.
     """
     subject = options.required_subject()
-    with closing(SchemaRegistry(options)) as registry:
-        return _schema_of_subject(registry, subject, options.version, body_format)
+    with closing(SchemaRegistry(options.connection)) as registry:
+        found = registry.subject_schema(subject, options.version)
+        if found.kind != body_format.upper():
+            raise ConfigError(
+                f"the schema of subject {subject} is {found.kind}, not {body_format} as in option bodyFormat"
+            )
+        return _schema_text(registry, found, subject), found.id
 
 
-def _schema_of_subject(
-    registry: SchemaRegistry, subject: str, version: int | None, body_format: BodyFormat
-) -> tuple[bytes, int]:
-    found = registry.subject_schema(subject, version)
-    if found.kind != body_format.upper():
-        raise ConfigError(f"the schema of subject {subject} is {found.kind}, not {body_format} as in option bodyFormat")
-    if body_format is BodyFormat.AVRO:
-        return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode(), found.id
-    if body_format is BodyFormat.PROTOBUF:
+def type_of_subject(settings: RegistrySettings, subject: str) -> DataType:
+    """Returns the type of the column `value` for the latest schema of a subject. Raises as `schema_of_subject` does."""
+    with closing(SchemaRegistry(settings)) as registry:
+        found = registry.subject_schema(subject, None)
+        kind = found.kind
+        if kind not in ("AVRO", "JSON", "PROTOBUF"):
+            raise ConfigError(f"the schema of subject {subject} has the type {kind!r}, not AVRO, JSON or PROTOBUF")
+        schema = _schema_text(registry, found, subject)
+    if kind == "AVRO":
+        from gantrymq.spark.bodies.avro_bodies import avro_bodies
+
+        return avro_bodies(schema.decode())[0]
+    if kind == "JSON":
+        from gantrymq.spark.bodies.json_schema import type_of_json_schema
+
+        return type_of_json_schema(schema.decode())
+    from gantrymq.codecs.registry.protobuf_files import last_file, only_message
+    from gantrymq.spark.bodies.protobuf_bodies import protobuf_bodies
+
+    return protobuf_bodies(schema, only_message(last_file(schema), settings.names))[0]
+
+
+def _schema_text(registry: SchemaRegistry, found: RegisteredSchema, subject: str) -> bytes:
+    """Returns a schema with its references. For protobuf, it is a descriptor set."""
+    if found.kind == "AVRO":
+        return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode()
+    if found.kind == "PROTOBUF":
         serialized = registry.schema(found.id, serialized=True)
-        return descriptor_set(registry, found if serialized is None else serialized), found.id
-    return found.text.encode(), found.id
+        return descriptor_set(registry, found if serialized is None else serialized)
+    return found.text.encode()
 
 
 # -- Avro ---------------------------------------------------------------------------------------------------------
-
-
-def avro_schema(registry: SchemaRegistry, schema: RegisteredSchema, name: str) -> Any:
-    """Returns the parsed schema. Each referenced type is inserted at its first use.
-
-    Raises CodecError for an invalid schema. The error has its `name` or the reference.
-    """
-    parsed = _parsed(schema, name)
-    definitions: dict[str, Any] = {}
-    left = list(schema.references)
-    while left:
-        reference = left.pop()
-        if reference.name not in definitions:
-            other = registry.referenced(reference)
-            title = f"version {reference.version} of subject {reference.subject}"
-            found = definitions[reference.name] = _parsed(other, title)
-            if not isinstance(found, dict):
-                raise _is_none(title, "it has no name by which another schema can refer to it")
-            left += other.references
-    try:
-        return _with_definitions(parsed, "", definitions)
-    except (AttributeError, KeyError, RecursionError, TypeError) as e:
-        raise _is_none(f"{name}, or one that it refers to,", repr(e)) from e
-
-
-def _parsed(schema: RegisteredSchema, name: str) -> Any:
-    try:
-        return json.loads(schema.text)
-    except (RecursionError, ValueError) as e:
-        raise _is_none(name, f"no JSON: {e}") from e
-
-
-def _is_none(name: str, problem: str) -> CodecError:
-    return CodecError(f"{name} in the schema registry is no Avro schema: {problem}: register it anew")
-
-
-def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) -> Any:
-    if isinstance(schema, str):
-        name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
-        if (definition := definitions.pop(name, None)) is None:
-            return schema
-        # An explicit namespace, because otherwise the surrounding namespace would apply.
-        return _with_definitions({"namespace": "", **definition}, namespace, definitions)
-    if isinstance(schema, list):
-        return [_with_definitions(branch, namespace, definitions) for branch in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "name" in schema and "type" in schema and isinstance(schema["type"], str):
-        namespace = schema["name"].rpartition(".")[0] or schema.get("namespace", namespace)
-    whole = dict(schema)
-    for key in ("type", "items", "values"):
-        if key in schema:
-            whole[key] = _with_definitions(schema[key], namespace, definitions)
-    if "fields" in schema:
-        whole["fields"] = [
-            {**field, "type": _with_definitions(field["type"], namespace, definitions)} for field in schema["fields"]
-        ]
-    return whole
 
 
 def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
@@ -117,7 +82,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
     from gantrymq.codecs.avro import AvroCodec
     from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
 
-    registry = SchemaRegistry(options)
+    registry = SchemaRegistry(options.connection)
     read_as = without_other_logical_types(json.loads(reader))
     decoders: dict[int, DecodeBody] = {}
 
@@ -135,107 +100,16 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
         return refuse
 
     def decode(body: bytes) -> Any:
-        schema_id, rest = split(body)
+        schema_id, rest = split(body, registry.names)
         found = decoders.get(schema_id)
         if found is None:
-            found = decoders[schema_id] = decoder(schema_id, _of_body(registry, schema_id, "AVRO"))
+            found = decoders[schema_id] = decoder(schema_id, schema_of_body(registry, schema_id, "AVRO"))
         return found(rest)
 
     return decode
 
 
 # -- protobuf -----------------------------------------------------------------------------------------------------
-
-
-def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
-    """Returns the descriptor set of a file in the registry, with its imports. The file itself is the last one."""
-    from google.protobuf import descriptor_pb2
-
-    files: dict[str, Any] = {}
-
-    def add(name: str, of: RegisteredSchema) -> None:
-        file = _file(of.text)
-        file.name = name
-        for reference in of.references:
-            if reference.name not in files:
-                add(reference.name, registry.referenced(reference, serialized=True))
-        for imported in file.dependency:
-            if imported not in files:
-                add_well_known(imported, name)
-        files[name] = file
-
-    def add_well_known(name: str, by: str) -> None:
-        try:
-            if not name.startswith(_WELL_KNOWN):
-                raise ImportError(name)
-            module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
-        except ImportError as e:
-            raise ConfigError(
-                f"{by} of the schema registry imports {name}, which isn't among its references: "
-                "give a descriptor set by option bodySchemaFile"
-            ) from e
-        file = descriptor_pb2.FileDescriptorProto()
-        module.DESCRIPTOR.CopyToProto(file)
-        for imported in file.dependency:
-            if imported not in files:
-                add_well_known(imported, name)
-        files[name] = file
-
-    add("registered.proto", schema)
-    return bytes(descriptor_pb2.FileDescriptorSet(file=files.values()).SerializeToString())
-
-
-def _file(text: str) -> Any:
-    """Decodes a file descriptor from Base64."""
-    from google.protobuf import descriptor_pb2
-    from google.protobuf.message import DecodeError
-
-    try:
-        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, DecodeError) as e:
-        raise ConfigError(
-            "the schema registry doesn't give protobuf's files as descriptors (format=serialized): "
-            "give a descriptor set by option bodySchemaFile"
-        ) from e
-
-
-def messages_of(file: Any) -> dict[tuple[int, ...], str]:
-    """Returns {path in the file: full name} for the messages of a file descriptor."""
-    found: dict[tuple[int, ...], str] = {}
-
-    def add(messages: Any, within: str, path: tuple[int, ...]) -> None:
-        for number, message in enumerate(messages):
-            name = f"{within}.{message.name}" if within else message.name
-            found[(*path, number)] = name
-            add(message.nested_type, name, (*path, number))
-
-    add(file.message_type, file.package, ())
-    return found
-
-
-def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
-    """Returns the file with the message in a descriptor set, and the path of the message in this file.
-
-    Raises ConfigError if no file has it.
-    """
-    from google.protobuf import descriptor_pb2
-
-    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
-        for path, name in messages_of(file).items():
-            if name == message:
-                return file, path
-    raise ConfigError(f"the descriptor set has no message {message}: name it with its package")
-
-
-def only_message(descriptors: bytes) -> str:
-    """Returns the only message of the last file in a descriptor set. Raises ConfigError for several messages."""
-    from google.protobuf import descriptor_pb2
-
-    file = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
-    names = [name for path, name in messages_of(file).items() if len(path) == 1]
-    if len(names) != 1:
-        raise ConfigError(f"option bodyMessage is required where there are several: {', '.join(names)}")
-    return names[0]
 
 
 def registered_protobuf(
@@ -247,29 +121,21 @@ def registered_protobuf(
     requests the files of other ids from the registry. Otherwise it assumes that messages have the same paths in all
     files.
     """
-    registry = SchemaRegistry(options)
+    registry = SchemaRegistry(options.connection)
     own = messages_of(file_of(descriptors, message)[0])
     files: dict[int, Mapping[tuple[int, ...], str]] = {}
 
     def decode_named(body: bytes) -> Any:
-        schema_id, rest = split(body)
+        schema_id, rest = split(body, registry.names)
         path, data = split_indexes(rest)
         # Only ids in the registry are cached, because corrupt bodies can have any number of other ids.
         names = files.get(schema_id) if is_registered else own
         if names is None:
-            names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))
+            schema = schema_of_body(registry, schema_id, "PROTOBUF", serialized=True)
+            names = messages_of(parse_file(schema.text, registry.names))
             files[schema_id] = names
         if names.get(path) != message:
             raise CodecError(f"the body is a {names.get(path, f'message at {list(path)}')}, not a {message}")
         return decode(data)
 
     return decode_named
-
-
-def _of_body(registry: SchemaRegistry, schema_id: int, kind: str, *, serialized: bool = False) -> RegisteredSchema:
-    found = registry.schema(schema_id, serialized=serialized)
-    if found is None:
-        raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
-    if found.kind != kind:
-        raise CodecError(f"schema {schema_id}, which the body names, is {found.kind}, not {kind}")
-    return found

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
 from gantrymq.arrow.option_values import Values
+from gantrymq.codecs.registry.settings import OptionNames, RegistrySettings, split_urls
 from gantrymq.errors import ConfigError
 
 URL = "schema.registry.url"
@@ -21,6 +20,18 @@ KEY = "schema.registry.ssl.key.location"
 #: call.
 REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
 DEFAULT_RETRY_TIMEOUT_MS = 60_000
+NAMES = OptionNames(
+    url=f"option {URL}",
+    credentials=f"options {USER_INFO} and {TOKEN}",
+    user_info=f"option {USER_INFO}",
+    authorities=f"option {AUTHORITIES}",
+    tls=f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}",
+    retry_timeout="option retryTimeoutMs",
+    other_schema=f"name another by option {SUBJECT}, or give the schema itself by bodySchema or bodySchemaFile",
+    no_prefix=f"bodies without them are read without the option {URL}",
+    message="option bodyMessage",
+    descriptor_set="give a descriptor set by option bodySchemaFile",
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,16 +50,10 @@ class RegistryOptions:
             the executors.
     """
 
-    urls: tuple[str, ...]
+    connection: RegistrySettings
     subject: str | None = None
     #: None for the latest version.
     version: int | None = None
-    user_info: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    authorities: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
 
     @classmethod
     def parse(cls, values: Values, topics: Sequence[str]) -> RegistryOptions | None:
@@ -59,26 +64,24 @@ class RegistryOptions:
             if given:
                 raise ConfigError(f"option {given[0]} has no meaning without {URL}")
             return None
-        urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
-        for url in urls:
-            _check_url(url)
         values.exclude(USER_INFO, TOKEN)
-        user_info = values.get(USER_INFO)
-        if user_info is not None and ":" not in user_info:
-            raise ConfigError(f"option {USER_INFO}: the form is user:password")
         if KEY in values and CERTIFICATE not in values:
             raise ConfigError(f"option {KEY} has no meaning without {CERTIFICATE}")
         version = values.get("schema.registry.version")
-        return cls(
-            urls=urls,
-            subject=values.get(SUBJECT) or (f"{topics[0]}-value" if len(topics) == 1 else None),
-            version=None if version in (None, "latest") else values.number("schema.registry.version", None, 1),
-            user_info=user_info,
+        connection = RegistrySettings(
+            urls=split_urls(text),
+            user_info=values.get(USER_INFO),
             token=values.get(TOKEN),
             authorities=values.path(AUTHORITIES),
             certificate=values.path(CERTIFICATE),
             key=values.path(KEY),
-            retry_timeout_ms=values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0),
+            retry_timeout_s=values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) / 1000,
+            names=NAMES,
+        )
+        return cls(
+            connection,
+            subject=values.get(SUBJECT) or (f"{topics[0]}-value" if len(topics) == 1 else None),
+            version=None if version in (None, "latest") else values.number("schema.registry.version", None, 1),
         )
 
     def required_subject(self) -> str:
@@ -88,11 +91,3 @@ class RegistryOptions:
                 f"option {SUBJECT}, a name in the registry, is required unless the query has exactly one topic"
             )
         return self.subject
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"option {URL}: {url!r} is no address like http://host:8081")
-    if parts.username is not None:
-        raise ConfigError(f"option {URL}: user and password go into option {USER_INFO}")

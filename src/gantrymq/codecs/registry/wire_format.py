@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gantrymq.codecs.registry.settings import OptionNames
 from gantrymq.errors import CodecError
 
 MAGIC = 0
@@ -20,12 +21,11 @@ def prefix(schema_id: int) -> bytes:
     return bytes((MAGIC,)) + schema_id.to_bytes(_PREFIX - 1, "big")
 
 
-def split(body: bytes) -> tuple[int, bytes]:
+def split(body: bytes, names: OptionNames) -> tuple[int, bytes]:
     """Returns the id of the schema and the rest of the body. Raises CodecError if the prefix is missing."""
     if len(body) < _PREFIX or body[0] != MAGIC:
         raise CodecError(
-            f"no byte 0 and id of a schema at the beginning, but {body[:_PREFIX].hex(' ')}: bodies without them are "
-            "read without the option schema.registry.url"
+            f"no byte 0 and id of a schema at the beginning, but {body[:_PREFIX].hex(' ')}: {names.no_prefix}"
         )
     return int.from_bytes(body[1:_PREFIX], "big"), body[_PREFIX:]
 

@@ -23,6 +23,8 @@ class Registry:
 
     url: str = ""
     schemas: list[dict[str, Any]] = field(default_factory=list)
+    #: Subjects that were deleted. Requests with deleted=true still find them.
+    deleted: set[str] = field(default_factory=set)
     subjects: dict[str, list[int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     #: Total number of connections, and the open ones.
@@ -33,6 +35,8 @@ class Registry:
     #: First bytes of the next response, and a pause in seconds. If set, the response never ends:
     #: its last byte is repeated after each pause.
     endless: tuple[bytes, float] | None = None
+    #: The time for which each response is delayed, in seconds.
+    delay_s: float = 0.0
 
     def add(self, subject: str, text: str, kind: str = "AVRO", references: Any = ()) -> int:
         schema = {"schema": text, "schemaType": kind, "references": list(references)}
@@ -58,7 +62,8 @@ class Registry:
                 return 200, self._shown(int(number), serialized)
             case "GET", ["subjects", subject, "versions", version]:
                 numbers = self.subjects.get(subject)
-                if numbers is None:
+                is_deleted = subject in self.deleted and parse_qs(parts.query).get("deleted") != ["true"]
+                if numbers is None or is_deleted:
                     return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
                 place = len(numbers) if version == "latest" else int(version)
                 if place > len(numbers):
@@ -110,6 +115,7 @@ def running_registry() -> Iterator[Registry]:
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             registry.requests.append(f"{self.command} {self.path}")
+            is_over.wait(registry.delay_s)
             if registry.endless is not None:
                 begin, pause_s = registry.endless
                 self.close_connection = True

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
+from _thread import start_new_thread
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gantrymq.background.loop_thread import LoopThread
+from gantrymq.codecs.registry.settings import RegistrySettings
 from gantrymq.errors import ConfigError
-from gantrymq.spark.bodies.registry_options import AUTHORITIES, CERTIFICATE, KEY, RegistryOptions
 
 if TYPE_CHECKING:
     import httpx
 
-#: The limit from the start of a request to the last byte of its response, in seconds. A timeout for each read would not
-#: limit a slow response.
-REQUEST_TIMEOUT_S = 10.0
 #: The limit for the size of a response, in bytes. Registries store a schema as a message of at most some MiB.
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -42,10 +41,10 @@ class RegistryHttp:
     socket.
     """
 
-    def __init__(self, options: RegistryOptions) -> None:
+    def __init__(self, settings: RegistrySettings) -> None:
         import httpx
 
-        token, user_info = options.token, options.user_info
+        token, user_info = settings.token, settings.user_info
         user, _, password = (user_info or "").partition(":")
         # The encoding is `identity`, because the size of a compressed response is unknown until it is decompressed.
         headers = {
@@ -56,22 +55,33 @@ class RegistryHttp:
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         auth = None if user_info is None else (user, password)
-        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
+        self._timeout_s = settings.request_timeout_s
+        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(settings), timeout=self._timeout_s)
         self._loop = LoopThread("schema registry")
         self._loop.start()
-        # A finalizer closes the connections, because no caller closes the decoder of a task.
-        self.close = weakref.finalize(self, _end, self._loop, self._client)
+        # A finalizer, because no caller closes the decoder of a task, which is garbage collected. It must not wait:
+        # the collection can begin in any thread, also in one with a lock that the loop needs, such as an import lock.
+        self._finalizer = weakref.finalize(self, _end_later, self._loop, self._client)
+
+    def close(self) -> None:
+        """Closes the connections, and ends the requests in progress. Can be called in any thread."""
+        if self._finalizer.detach() is not None:
+            _end(self._loop, self._client)
 
     def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:
-        """Sends a request and returns the response. Raises httpx.TransportError, TimeoutError and ResponseTooLarge."""
-        return self._loop.submit(_request(self._client, method, url, parameters, body)).result()
+        """Sends a request and returns the response. Can be called in any thread.
+
+        Raises httpx.TransportError, httpx.InvalidURL, TimeoutError and ResponseTooLarge. If `close` ends the request,
+        raises CancelledError or ThreadDied.
+        """
+        return self._loop.submit(_request(self._client, self._timeout_s, method, url, parameters, body)).result()
 
 
 async def _request(
-    client: httpx.AsyncClient, method: str, url: str, parameters: Mapping[str, str], body: Any
+    client: httpx.AsyncClient, timeout_s: float, method: str, url: str, parameters: Mapping[str, str], body: Any
 ) -> RegistryResponse:
     async with (
-        asyncio.timeout(REQUEST_TIMEOUT_S),
+        asyncio.timeout(timeout_s),
         client.stream(method, url, params=parameters, json=body) as response,
     ):
         parts, size = list[bytes](), 0
@@ -89,11 +99,17 @@ def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
     loop.stop()
 
 
-def _tls(options: RegistryOptions) -> ssl.SSLContext:
+def _end_later(loop: LoopThread, client: httpx.AsyncClient) -> None:
+    # At the end of the process no thread can start. The system closes the connections.
+    with suppress(RuntimeError):
+        start_new_thread(_end, (loop, client))
+
+
+def _tls(settings: RegistrySettings) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=options.authorities)
-        if options.certificate is not None:
-            context.load_cert_chain(options.certificate, options.key)
+        context = ssl.create_default_context(cafile=settings.authorities)
+        if settings.certificate is not None:
+            context.load_cert_chain(settings.certificate, settings.key)
     except OSError as e:
-        raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
+        raise ConfigError(f"{settings.names.tls}: can't be used: {e}") from e
     return context
