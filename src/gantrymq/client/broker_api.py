@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from gantrymq.client.rate_limit_waits import invoke_within_limits
 from gantrymq.client.route_responses import RouteResponse
 from gantrymq.errors import (
     ConnectionLost,
@@ -260,9 +261,13 @@ class BrokerApi:
         return response.read_header(RecallMessageResponseHeader).msg_id
 
     async def pull(self, address: str, header: PullMessageRequestHeader, timeout_ms: int) -> PullResult:
-        """Pulls records from `header.queue_offset` on. With PULL_SUSPEND the broker waits for messages."""
+        """Pulls records from `header.queue_offset` on. With PULL_SUSPEND the broker waits for messages.
+
+        While a rate limit is exceeded, waits and repeats the pull, within `timeout_ms`.
+        """
         code = RequestCode.LITE_PULL_MESSAGE if header.sys_flag & PULL_LITE else RequestCode.PULL_MESSAGE
-        response = await self.remoting.invoke(address, RemotingCommand.request(code, header), timeout_ms)
+        request = RemotingCommand.request(code, header)
+        response = await invoke_within_limits(self.remoting, address, request, timeout_ms)
         status = _PULL_STATUS.get(response.code)
         if status is None:
             raise broker_error(response, address)

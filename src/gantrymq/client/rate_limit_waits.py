@@ -1,0 +1,35 @@
+"""Waits of pulls and pops whose rate limit is exceeded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.refusals import retry_after_ms
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import monotonic
+
+
+async def invoke_within_limits(
+    remoting: RemotingClient, address: str, request: RemotingCommand, timeout_ms: int, *, wait_ms: int | None = None
+) -> RemotingCommand:
+    """Sends `request` and returns the response. While a rate limit is exceeded, waits and repeats the request.
+
+    The waits end after `wait_ms`, by default after `timeout_ms`. If the server demands a longer wait, the result is the
+    response that refuses the request. Raises a RemotingError.
+    """
+    began = monotonic()
+    waits_end = began + (timeout_ms if wait_ms is None else wait_ms) / 1000
+    left_ms = timeout_ms
+    while True:
+        response = await remoting.invoke(address, request, left_ms)
+        demanded_ms = retry_after_ms(response)
+        if demanded_ms is None:
+            return response
+        left_s = waits_end - monotonic()
+        if demanded_ms / 1000 >= left_s:
+            # Callers repeat empty results at once.
+            await asyncio.sleep(max(left_s, 0.0))
+            return response
+        await asyncio.sleep(demanded_ms / 1000)
+        left_ms = max(1, timeout_ms - int((monotonic() - began) * 1000))
