@@ -341,9 +341,7 @@ async def test_a_refused_pull_commits_its_offset(broker: Broker, peer: PopPeer, 
         assert broker.context.offsets.query("consumers", "orders", 0) == offset
 
 
-async def test_changed_attributes_of_a_group_take_effect_at_once(
-    broker: Broker, peer: PopPeer, clock: Clock
-) -> None:
+async def test_changed_attributes_of_a_group_take_effect_at_once(broker: Broker, peer: PopPeer, clock: Clock) -> None:
     await _filled(peer, 10)
     assert (await peer.pull("orders")).code == ResponseCode.SUCCESS
     limit_group(broker, messages=1)
@@ -355,9 +353,7 @@ async def test_changed_attributes_of_a_group_take_effect_at_once(
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_host_has_one_limit_for_all_its_connections(
-    broker: Broker, peer: PopPeer, clock: Clock
-) -> None:
+async def test_a_client_host_has_one_limit_for_all_its_connections(broker: Broker, peer: PopPeer, clock: Clock) -> None:
     broker.config.client_rate_limit_messages = 50
     broker.context.events.config_changed.publish()
     other = RemotingClient()
@@ -370,7 +366,8 @@ async def test_a_client_host_has_one_limit_for_all_its_connections(
         # Deliveries have a bucket of their own.
         assert (await peer.pull("orders")).code == ResponseCode.SUCCESS
         refused = [await second.pull("orders") for _ in range(10)][-1]
-        assert (refused.code, "the client[127.0.0.1] is limited to 50 messages" in (refused.remark or "")) == (FLOW, True)
+        assert refused.code == FLOW
+        assert "the client[127.0.0.1] is limited to 50 messages" in (refused.remark or "")
     finally:
         await other.close()
     broker.config.client_rate_limit_messages = 0
@@ -411,11 +408,12 @@ def test_a_send_that_one_limit_refuses_counts_in_none(tmp_path: Path) -> None:
     clock = Clock()
     limits = RateLimits(config(tmp_path, client_rate_limit_messages=1), clock)
     topic = TopicConfig("orders", attributes={MESSAGES: "20"})
-    for number in (1, 1, 1, 1, 2):
-        try:
-            limits.admit_send(topic, host(number), b"x", is_batch=False)
-        except RequestRefused as e:
-            assert "the client[10.0.0.1]" in str(e)
+    limits.admit_send(topic, host(1), b"x", is_batch=False)
+    for _ in range(3):
+        with pytest.raises(RequestRefused, match=r"the client\[10.0.0.1\]"):
+            limits.admit_send(topic, host(1), b"x", is_batch=False)
+    # The topic has a burst of two messages, of which one is left.
+    limits.admit_send(topic, host(2), b"x", is_batch=False)
     with pytest.raises(RequestRefused, match=r"the topic\[orders\]"):
         limits.admit_send(topic, host(3), b"x", is_batch=False)
     assert sorted(limits.refused()) == [("client", "", 3), ("topic", "orders", 1)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.refusals import retry_after_ms
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.system.clock import monotonic
+
+_REFUSED = (ResponseCode.FLOW_CONTROL, ResponseCode.SYSTEM_BUSY)
 
 
 async def invoke_within_limits(
@@ -23,7 +26,8 @@ async def invoke_within_limits(
     left_ms = timeout_ms
     while True:
         response = await remoting.invoke(address, request, left_ms)
-        demanded_ms = retry_after_ms(response)
+        # The fields of other responses are not decoded here.
+        demanded_ms = retry_after_ms(response) if response.code in _REFUSED else None
         if demanded_ms is None:
             return response
         left_s = waits_end - monotonic()

@@ -227,6 +227,8 @@ class RateLimits:
 
         The code is FLOW_CONTROL: Java's consumers repeat the request after 20 ms, and after 3 s for any other code.
         """
+        if not self.limits_clients and (group is None or not group.attributes):
+            return None
         now = self._clock()
         limit = self._of(self._groups, group.group_name, group.attributes, now) if group is not None else None
         host = self._receivers.of(connection, now) if self.limits_clients else None
@@ -238,7 +240,10 @@ class RateLimits:
         return DeliveryLimits(limits, now) if limits else None
 
     def refused(self) -> Iterator[tuple[str, str, int]]:
-        """Yields (kind, name, number of refused requests) of each limit. The hosts of clients are one entry."""
+        """Yields (kind, name, number of refused requests) of each limit. The hosts of clients are one entry.
+
+        A topic or group keeps its entry until it is deleted.
+        """
         for kind, limits in (("topic", self._topics), ("group", self._groups)):
             for name, limit in limits.items():
                 yield kind, name, limit.refused
@@ -249,11 +254,9 @@ class RateLimits:
         self, limits: dict[str, RateLimit], name: str, attributes: Mapping[str, str], now: float
     ) -> RateLimit | None:
         rates = _rates(attributes)
-        limit = limits.get(name)
         if not rates.is_limit:
-            if limit is not None:
-                del limits[name]
             return None
+        limit = limits.get(name)
         if limit is None or limit.rates != rates:
             refused = limit.refused if limit is not None else 0
             limit = limits[name] = RateLimit(rates, now)

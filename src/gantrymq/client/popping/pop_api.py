@@ -62,7 +62,8 @@ class PopApi:
         response = await invoke_within_limits(
             self._client.remoting, address, request, timeout_ms, wait_ms=header.poll_time
         )
-        if response.code in _NOTHING or retry_after_ms(response) is not None:
+        is_limited = response.code == ResponseCode.FLOW_CONTROL and retry_after_ms(response) is not None
+        if is_limited or response.code in _NOTHING:
             self._client.failure_log.recovered(address)
             return []
         if response.code != ResponseCode.SUCCESS:
