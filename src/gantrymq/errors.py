@@ -202,8 +202,8 @@ class BrokerError(GantryError):
     """A server responded with an error.
 
     `code` is the response code, usually a `ResponseCode`. `remark` is the server's text, and `address` is its
-    HOST:PORT. `reason` is a `RefusalReason`, or None if the response has none. `retry_after_ms` is the time, in ms, after
-    which the server may accept the request; None if the response has none. It is set if `reason` is RATE_LIMITED.
+    HOST:PORT. `reason` is a `RefusalReason`, or None if the response has none. `retry_after_ms` is the time after which
+    the server may accept the request, in ms, if `reason` is RATE_LIMITED; otherwise None.
 
     Remedy: look up `code` in the table of response codes, and read the remark.
     """
