@@ -150,6 +150,15 @@ async def test_ordered_messages_stay_in_order(cluster: EmbeddedCluster, unique: 
     assert received == sent
 
 
+async def test_enqueued_messages_are_stored_once(cluster: EmbeddedCluster, unique: str) -> None:
+    await limit(cluster, unique, 100)
+    async with Producer(cluster.name_server, "producers", linger=0.001, batch_size=200) as producer:
+        sends = [await producer.enqueue(Message(unique, b"%d" % number), timeout=60) for number in range(40)]
+        await producer.flush()
+        offsets = [(await send).queue_offset for send in sends]
+    assert sorted(offsets) == list(range(40))
+
+
 async def test_a_simple_consumer_waits(cluster: EmbeddedCluster, unique: str) -> None:
     await limit(cluster, unique, 100)
     async with Producer(cluster.name_server, "producers") as producer:
