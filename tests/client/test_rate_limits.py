@@ -9,6 +9,7 @@ import pytest
 from scripted import ScriptedNameServer, route_over, serving
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
@@ -17,10 +18,13 @@ from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.private_fields import RETRY_AFTER_FIELD
 from gantrymq.protocol.refusals import retry_after_ms
+from gantrymq.protocol.sys_flag import PULL_SUSPEND
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
@@ -173,3 +177,32 @@ async def test_a_simple_consumer_waits(cluster: EmbeddedCluster, unique: str) ->
                 received.add(message.body)
                 await consumer.ack(message)
     assert received == {b"%d" % number for number in range(30)}
+
+
+async def test_a_pull_leaves_the_time_for_which_the_broker_may_hold_it() -> None:
+    """The waits end early enough, so that a held pull does not time out."""
+    timeouts: list[float] = []
+
+    class Refusing(RemotingClient):
+        async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
+            timeouts.append(timeout_ms)
+            return RemotingCommand.response(ResponseCode.FLOW_CONTROL, "limited", fields={RETRY_AFTER_FIELD: "20"})
+
+    header = PullMessageRequestHeader(
+        consumer_group="consumers",
+        topic="orders",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=32,
+        sys_flag=PULL_SUSPEND,
+        commit_offset=0,
+        suspend_timeout_millis=15_000,
+        sub_version=0,
+    )
+    with pytest.raises(BrokerError) as raised:
+        await BrokerApi(Refusing()).pull("127.0.0.1:1", header, 17_000)
+    assert raised.value.retry_after_ms == 20
+    # Under load, waits take longer than the demanded time.
+    assert 2 <= len(timeouts) <= 51
+    assert timeouts[0] == 17_000
+    assert timeouts == sorted(set(timeouts), reverse=True)

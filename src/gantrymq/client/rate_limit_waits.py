@@ -14,15 +14,15 @@ _REFUSED = (ResponseCode.FLOW_CONTROL, ResponseCode.SYSTEM_BUSY)
 
 
 async def invoke_within_limits(
-    remoting: RemotingClient, address: str, request: RemotingCommand, timeout_ms: int, *, wait_ms: int | None = None
+    remoting: RemotingClient, address: str, request: RemotingCommand, timeout_ms: int, *, wait_ms: int
 ) -> RemotingCommand:
     """Sends `request` and returns the response. While a rate limit is exceeded, waits and repeats the request.
 
-    The waits end after `wait_ms`, by default after `timeout_ms`. If the server demands a longer wait, the result is the
-    response that refuses the request. Raises a RemotingError.
+    All attempts and waits share `timeout_ms`, and the waits end after `wait_ms`. If the server demands a longer wait,
+    the result is the response that refuses the request. Raises a RemotingError.
     """
     began = monotonic()
-    waits_end = began + (timeout_ms if wait_ms is None else wait_ms) / 1000
+    waits_end = began + wait_ms / 1000
     left_ms = timeout_ms
     while True:
         response = await remoting.invoke(address, request, left_ms)
