@@ -130,7 +130,7 @@ _BYTES_OF_PULL = 1024
 #: deliveries. If a table is full, further hosts share one limit.
 RATE_LIMITED_HOSTS = 10_000
 _RATE_LIMIT_TABLES = 2
-_BYTES_OF_RATE_LIMIT = 1024
+_BYTES_OF_RATE_LIMIT = 512
 
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 
