@@ -68,6 +68,8 @@ class RefusalReason(StrEnum):
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
     #: The client to which the reply is addressed is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
+    #: A topic, a consumer group or the client's host has exceeded its rate limit. The response has the time to wait.
+    RATE_LIMITED = "RATE_LIMITED"
 
 
 class GantryError(Exception):
@@ -182,27 +184,39 @@ class RequestRefused(GantryError):
     """Raised by a server's request handler to send an error response.
 
     `code` is the ResponseCode, and the error text is the remark. `reason` is a `RefusalReason`, or None if no program
-    needs it.
+    needs it. `retry_after_ms` is the time after which the client may repeat the request, if the server knows it.
 
     Remedy: none needed in a client, which raises a BrokerError for such a response.
     """
 
-    def __init__(self, code: int, remark: str, reason: RefusalReason | None = None) -> None:
+    def __init__(
+        self, code: int, remark: str, reason: RefusalReason | None = None, *, retry_after_ms: int | None = None
+    ) -> None:
         super().__init__(remark)
         self.code = code
         self.reason = reason
+        self.retry_after_ms = retry_after_ms
 
 
 class BrokerError(GantryError):
     """A server responded with an error.
 
     `code` is the response code, usually a `ResponseCode`. `remark` is the server's text, and `address` is its
-    HOST:PORT. `reason` is a `RefusalReason`, or None if the response has none.
+    HOST:PORT. `reason` is a `RefusalReason`, or None if the response has none. `retry_after_ms` is the time after which
+    the server may accept the request, in ms, if `reason` is RATE_LIMITED; otherwise None.
 
     Remedy: look up `code` in the table of response codes, and read the remark.
     """
 
-    def __init__(self, code: int, remark: str | None, address: str, reason: RefusalReason | None = None) -> None:
+    def __init__(
+        self,
+        code: int,
+        remark: str | None,
+        address: str,
+        reason: RefusalReason | None = None,
+        *,
+        retry_after_ms: int | None = None,
+    ) -> None:
         text = f"{address} answered code {code}: {_printable((remark or '').strip() or 'no remark')}"
         if reason is RefusalReason.NO_CREDENTIALS:
             text = text.rstrip(".") + (
@@ -218,6 +232,7 @@ class BrokerError(GantryError):
         self.remark = remark or ""
         self.address = address
         self.reason = reason
+        self.retry_after_ms = retry_after_ms
 
 
 class ClientError(GantryError):

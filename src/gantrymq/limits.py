@@ -126,6 +126,11 @@ WAITING_PULLS_OF_ONE = 10_000
 #: Pops that wait for messages (`broker/pop/`), of all peers. A waiting pop takes about 1 KiB.
 WAITING_POPS = 100_000
 _BYTES_OF_PULL = 1024
+#: Client hosts whose rates are limited (`broker/tables/rate_limits.py`). There is a table for sends and one for
+#: deliveries. If a table is full, further hosts share one limit.
+RATE_LIMITED_HOSTS = 10_000
+_RATE_LIMIT_TABLES = 2
+_BYTES_OF_RATE_LIMIT = 512
 
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 
@@ -175,6 +180,7 @@ def memory_of(server: str) -> int:
         size += HEARTBEATS_BYTES + CONSUMER_FILTER_CHARACTERS
         size += _FILTER_CACHES * FILTER_CHARACTERS * _BYTES_OF_FILTER_CHARACTER
         size += (WAITING_PULLS + WAITING_POPS) * _BYTES_OF_PULL
+        size += _RATE_LIMIT_TABLES * RATE_LIMITED_HOSTS * _BYTES_OF_RATE_LIMIT
     if server == "proxy":
         # The gRPC port.
         size += INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES

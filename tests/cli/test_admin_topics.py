@@ -49,6 +49,21 @@ def test_update_topic_limits_the_retention(
     assert [row["body"] for row in admin("printMsg", "-t", topic)] == ["new"]
 
 
+def test_rate_limits_are_attributes_of_topics_and_groups(admin: Admin) -> None:
+    command = ("updateTopic", "-c", CLUSTER, "-t", "Limited", "-r", "2", "-w", "2", "--attributes")
+    made = admin(*command, "+rate.limit.messages=1000,+rate.limit.bytes=1048576")
+    assert made["topicConfig"]["attributes"] == {"+rate.limit.messages": "1000", "+rate.limit.bytes": "1048576"}
+    # A broker refuses to remove an attribute that is not set.
+    admin(*command, "-rate.limit.bytes")
+    with pytest.raises(AssertionError, match=r"can't be removed: it is not set"):
+        admin(*command, "-rate.limit.bytes")
+    with pytest.raises(AssertionError, match=r"rate.limit.messages=0.*must be a number from 1"):
+        admin(*command, "+rate.limit.messages=0")
+    group = ("updateSubGroup", "-c", CLUSTER, "-g", "limited", "--attributes")
+    admin(*group, "+rate.limit.messages=1000,+rate.limit.bytes=1048576")
+    admin(*group, "-rate.limit.bytes")
+
+
 def test_a_drained_topic_is_read_and_takes_no_messages(
     admin: Admin, cluster: EmbeddedCluster, producer: SyncProducer, topic: str
 ) -> None:

@@ -14,7 +14,10 @@ from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.errors import BrokerError, RefusalReason
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageExt
+from gantrymq.proxy.statuses import status_of
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -289,6 +292,13 @@ async def test_an_unknown_topic_is_not_found(rpc: Rpc) -> None:
     response = await send(rpc, message("proxy_nowhere"))
     # Java first queries the topic's type, which does not exist.
     assert response.status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL])
+def test_a_rate_limit_is_too_many_requests(code: ResponseCode) -> None:
+    """Clients repeat the request after this status."""
+    refusal = BrokerError(code, "limited", "127.0.0.1:10911", RefusalReason.RATE_LIMITED, retry_after_ms=10)
+    assert status_of(refusal).code == pb.TOO_MANY_REQUESTS
 
 
 async def test_who_has_no_client_id_is_told(rpc: Rpc) -> None:

@@ -205,14 +205,17 @@ class NameServerClient:
             except passing as e:
                 if isinstance(e, BrokerError) and e.code not in BUSY:
                     raise
+                wait_s = pause_s
+                if isinstance(e, BrokerError) and e.retry_after_ms is not None:
+                    wait_s = e.retry_after_ms / 1000
                 now = time.monotonic()
                 if deadline is None:
                     deadline = now + self._retry_timeout_s
                     log.warning("retrying for %g s: %s", self._retry_timeout_s, e)
-                if now + pause_s > deadline:
+                if now + wait_s > deadline:
                     e.add_note(f"retried for {self._retry_timeout_s:g} s (option retryTimeoutMs)")
                     raise
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if topic is not None:
                 await self._refresh(topic)

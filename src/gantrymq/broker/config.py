@@ -125,6 +125,10 @@ class BrokerConfig(TlsConfig):
     store_reply_message_enable: bool = True
     #: Maximum number of responses to sends that wait for the disk or for slaves. Further sends get SYSTEM_BUSY.
     send_thread_pool_queue_capacity: int = bounded(10_000, 1, 1_000_000)
+    #: Largest rates of the sends and of the deliveries of one client host, in messages and in bytes a second. 0 means
+    #: no limit.
+    client_rate_limit_messages: int = bounded(0, 0, 1 << 62)
+    client_rate_limit_bytes: int = bounded(0, 0, 1 << 62)
     #: Maximum number of pops that wait for one queue or topic of a group.
     pop_polling_size: int = bounded(1024, 0, 1_000_000)
     #: Maximum number of pops that wait in total.

@@ -21,6 +21,7 @@ from gantrymq.broker.tables import (
     GroupMembers,
     MessageFilters,
     MessageRequestModes,
+    RateLimits,
     SubscriptionGroupTable,
     TablePersistence,
 )
@@ -77,9 +78,13 @@ class BrokerContext:
         self.filters = MessageFilters(config, self.members, self.consumer_filters)
         self.deliveries = Deliveries()
         self.stats = BrokerStats()
+        self.rate_limits = RateLimits(config)
         events.config_changed.subscribe(self.store.config_changed)
         events.config_changed.subscribe(self.topics.config_changed)
+        events.config_changed.subscribe(self.rate_limits.config_changed)
         events.topics_deleted.subscribe(lambda names, queues: self.deliveries.topics_deleted(names))
+        events.topics_deleted.subscribe(lambda names, queues: self.rate_limits.topics_deleted(names))
+        events.group_deleted.subscribe(self.rate_limits.group_deleted)
         events.offsets_reset.subscribe(self.deliveries.forget_positions)
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from gantrymq.client.rate_limit_waits import invoke_within_limits
 from gantrymq.client.route_responses import RouteResponse
 from gantrymq.errors import (
     ConnectionLost,
@@ -48,7 +49,7 @@ from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
 from gantrymq.protocol.refusals import broker_error, refusal_reason
 from gantrymq.protocol.send_response import decode_send_response
-from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION
+from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 from gantrymq.remoting.client import RemotingClient
 
@@ -262,9 +263,17 @@ class BrokerApi:
         return response.read_header(RecallMessageResponseHeader).msg_id
 
     async def pull(self, address: str, header: PullMessageRequestHeader, timeout_ms: int) -> PullResult:
-        """Pulls records from `header.queue_offset` on. With PULL_SUSPEND the broker waits for messages."""
+        """Pulls records from `header.queue_offset` on. With PULL_SUSPEND the broker waits for messages.
+
+        While a rate limit is exceeded, waits and repeats the pull, for half of the time that the broker does not need
+        for its own wait.
+        """
         code = RequestCode.LITE_PULL_MESSAGE if header.sys_flag & PULL_LITE else RequestCode.PULL_MESSAGE
-        response = await self.remoting.invoke(address, RemotingCommand.request(code, header), timeout_ms)
+        request = RemotingCommand.request(code, header)
+        suspend_ms = header.suspend_timeout_millis if header.sys_flag & PULL_SUSPEND else 0
+        # The last attempt needs the time for which the broker may hold the pull, and more.
+        wait_ms = max(timeout_ms - suspend_ms, 0) // 2
+        response = await invoke_within_limits(self.remoting, address, request, timeout_ms, wait_ms=wait_ms)
         status = _PULL_STATUS.get(response.code)
         if status is None:
             raise broker_error(response, address)

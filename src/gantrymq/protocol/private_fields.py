@@ -9,6 +9,8 @@ TIMEOUT_FIELD = "gantryTimeoutMs"
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
 #: Field of the response to a refused request: the `RefusalReason`. Absent if no program reacts to the reason.
 REASON_FIELD = "gantryReason"
+#: Field of the response to a request above a rate limit: the time after which the client may repeat the request, in ms.
+RETRY_AFTER_FIELD = "gantryRetryAfterMs"
 #: Field of the response to a pull: the end of the commit log at the last deletion of a topic with this name. It grows
 #: with each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"

@@ -5,14 +5,20 @@ from __future__ import annotations
 from gantrymq.errors import BrokerError, RefusalReason
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java_remarks import reason_of
-from gantrymq.protocol.private_fields import REASON_FIELD
+from gantrymq.protocol.private_fields import REASON_FIELD, RETRY_AFTER_FIELD
 
 _REASONS = {reason.value: reason for reason in RefusalReason}
 
+#: A longer time to wait is illegal: 10 digits are 115 days.
+_MAX_DIGITS = 10
 
-def reason_fields(reason: RefusalReason | None) -> dict[str, str]:
-    """Returns the header fields of a response with this reason."""
-    return {} if reason is None else {REASON_FIELD: reason.value}
+
+def reason_fields(reason: RefusalReason | None, retry_after_ms: int | None = None) -> dict[str, str]:
+    """Returns the header fields of a response with this reason and this time to wait."""
+    fields = {} if reason is None else {REASON_FIELD: reason.value}
+    if retry_after_ms is not None:
+        fields[RETRY_AFTER_FIELD] = str(retry_after_ms)
+    return fields
 
 
 def refusal_reason(response: RemotingCommand) -> RefusalReason | None:
@@ -23,4 +29,11 @@ def refusal_reason(response: RemotingCommand) -> RefusalReason | None:
 
 def broker_error(response: RemotingCommand, address: str) -> BrokerError:
     """Returns the error for an unsuccessful response of the server at `address`, HOST:PORT."""
-    return BrokerError(response.code, response.remark, address, refusal_reason(response))
+    reason = refusal_reason(response)
+    return BrokerError(response.code, response.remark, address, reason, retry_after_ms=retry_after_ms(response))
+
+
+def retry_after_ms(response: RemotingCommand) -> int | None:
+    """Returns the positive time to wait in a response; None if it has none, or an illegal one."""
+    text = response.ext_fields.get(RETRY_AFTER_FIELD, "")
+    return int(text) or None if text.isdecimal() and text.isascii() and len(text) <= _MAX_DIGITS else None

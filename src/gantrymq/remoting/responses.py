@@ -47,7 +47,9 @@ def error_response(error: Exception, request: RemotingCommand, address: str) -> 
     if isinstance(error, RequestRefused):
         if request.is_oneway:
             log.warning("one-way request %d of %s is dropped: %s", request.code, address, error)
-        return RemotingCommand.response(error.code, _remark(str(error)), fields=reason_fields(error.reason))
+        return RemotingCommand.response(
+            error.code, _remark(str(error)), fields=reason_fields(error.reason, error.retry_after_ms)
+        )
     if isinstance(error, GantryError):
         log.warning("request %d of %s failed: %s", request.code, address, error)
     else:

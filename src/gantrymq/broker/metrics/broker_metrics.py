@@ -86,6 +86,7 @@ class BrokerMetrics(Feature):
         self._jobs = context.jobs
         self._stats = context.stats
         self._received = appender.received
+        self._rate_limits = context.rate_limits
         self._loop_watch = loop_watch
         loop_watch.measure_requests()
         self._replication = replication
@@ -125,6 +126,7 @@ class BrokerMetrics(Feature):
         yield from self._connections()
         yield from self._lags()
         yield from self._ends_of_transactions()
+        yield self._rate_limited()
         yield from self._storage()
         if self._config.store.timer_wheel_enable:
             yield from self._timers()
@@ -277,6 +279,14 @@ class BrokerMetrics(Feature):
         ):
             samples = [(labels, value) for (labels, _), value in zip(backlogs, values, strict=True)]
             yield Metric(f"rocketmq_consumer_{name}", Kind.GAUGE, description, samples)
+
+    def _rate_limited(self) -> Metric:
+        return _counter(
+            "gantry_rate_limited_requests_total",
+            "Sends, pulls and pops refused because of a rate limit, by the topic or group with the limit. The hosts of "
+            "clients have one counter without a name.",
+            [(self._of(limit=kind, name=name), count) for kind, name, count in self._rate_limits.refused()],
+        )
 
     def _ends_of_transactions(self) -> Iterator[Metric]:
         for name, description, counts in (

@@ -89,14 +89,14 @@ class PopDispatcher:
         self._stats = context.stats
         self._revive_queue_ids = itertools.cycle(range(revive_queue_nums))
 
-    def pop(self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter) -> Batch:
-        """Returns the next messages for a request.
+    def pop(self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter, most: int) -> Batch:
+        """Returns the next messages for a request, `most` at most.
 
         Raises GantryError if no message can be returned, for example because its checkpoint cannot be stored. If some
         queues have returned messages before the error, returns these messages instead.
         """
         revive_queue_id = ORDERLY_REVIVE_QUEUE if header.order else next(self._revive_queue_ids)
-        batch = Batch(header.max_msg_nums, clock.now_ms(), revive_queue_id)
+        batch = Batch(most, clock.now_ms(), revive_queue_id)
         retry = not header.order
         handed_out_from = ""
         matching_ends = monotonic() + _MATCHING_S

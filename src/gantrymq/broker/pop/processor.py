@@ -56,6 +56,8 @@ class PopProcessor:
         self._config = context.config
         self._queues = queues
         self._filters = context.filters
+        self._groups = context.groups
+        self._rate_limits = context.rate_limits
         self._dispatcher = dispatcher
         self._orderly = orderly
         self._waiting = waiting
@@ -98,7 +100,7 @@ class PopProcessor:
     ) -> Reply:
         wanted = self._filter(header)
         tried_ms = clock.now_ms()
-        reply = None if self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
+        reply = None if self._waiting.is_stopped else self._attempt(connection, request, header, topic, wanted)
         if reply is not None:
             return reply
         return self._hold(connection, request, header, topic, wanted, tried_ms)
@@ -135,10 +137,20 @@ class PopProcessor:
     # -- responses and long polling -----------------------------------------------------------------------------
 
     def _attempt(
-        self, header: PopMessageRequestHeader, topic: TopicConfig, wanted: MessageFilter, request: RemotingCommand
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PopMessageRequestHeader,
+        topic: TopicConfig,
+        wanted: MessageFilter,
     ) -> Reply:
-        """Returns the response, or None if there are no messages."""
-        batch = self._dispatcher.pop(header, topic, wanted)
+        """Returns the response, or None if there are no messages. Raises RequestRefused above a rate limit."""
+        limits = self._rate_limits.admit_delivery(self._groups.find(header.consumer_group), connection)
+        if limits is None:
+            batch = self._dispatcher.pop(header, topic, wanted, header.max_msg_nums)
+        else:
+            batch = self._dispatcher.pop(header, topic, wanted, limits.most(header.max_msg_nums, 1)[0])
+            limits.take(batch.count, batch.size)
         if batch.rest > 0:
             # Other waiting requests can pop the rest.
             self._waiting.wake((header.topic, header.consumer_group, header.queue_id))
@@ -167,7 +179,8 @@ class PopProcessor:
             is_full = connection.is_full
             ends = is_full or not self._queues.is_current(topic)
             try:
-                reply = None if ends or self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
+                has_to_end = ends or self._waiting.is_stopped
+                reply = None if has_to_end else self._attempt(connection, request, header, topic, wanted)
             except Exception as e:
                 reply = error_response(e, request, connection.address)
             if reply is None and (expired or ends):

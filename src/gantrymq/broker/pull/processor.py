@@ -14,7 +14,7 @@ from gantrymq.broker.pull.long_polling import LongPolling, WaitingPull
 from gantrymq.broker.pull.read_checks import check_broker, check_queue_id, existing_group, readable_topic
 from gantrymq.broker.pull.reused_offsets import WHILE_S, ReusedOffsets
 from gantrymq.broker.replication import Replication, SlaveReads
-from gantrymq.broker.tables import MessageFilter, compiling, is_tag_type
+from gantrymq.broker.tables import DeliveryLimits, MessageFilter, compiling, is_tag_type
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.limits import WAITING_PULLS, WAITING_PULLS_OF_ONE
 from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, SUBSCRIBE_ALL
@@ -66,6 +66,7 @@ class PullProcessor(Feature):
         self._offsets = context.offsets
         self._deliveries = context.deliveries
         self._stats = context.stats
+        self._rate_limits = context.rate_limits
         self._loop = asyncio.get_running_loop()
         self._long_requests = context.long_requests
         self._replication = replication
@@ -124,7 +125,7 @@ class PullProcessor(Feature):
 
         If no message is found and the request may wait, the broker holds the request, and the result is None.
 
-        Raises RequestRefused if the group may not read the queue, or if too many pulls wait.
+        Raises RequestRefused if the group may not read the queue, if too many pulls wait, or above a rate limit.
         """
         header = decode_pull_request(request)
         if header.bulk_msg_nums is not None and connection.answers_pile_up:
@@ -139,7 +140,10 @@ class PullProcessor(Feature):
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(queue, header)
-        result = self._read(queue, header, wanted)
+        limits = None
+        if group.attributes or self._rate_limits.limits_clients:
+            limits = self._rate_limits.admit_delivery(group, connection)
+        result = self._read(queue, header, wanted, limits=limits)
         self._stats.read(header.topic, header.consumer_group, result, monotonic() - connection.command_began)
         if result.status is GetStatus.FOUND:
             # This is the hot path.
@@ -180,7 +184,8 @@ class PullProcessor(Feature):
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(queue, header)
-        result = yield from self._get_filtered(connection, queue, header, wanted)
+        limits = self._rate_limits.admit_delivery(group, connection)
+        result = yield from self._get_filtered(connection, queue, header, wanted, limits)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _answer_or_hold(
@@ -228,12 +233,15 @@ class PullProcessor(Feature):
         elif pull.connection.is_full:
             # The client does not read its responses. Responses to all of its pulls would fill the memory.
             result = _nothing(pull.queue, pull.header)
-        elif pull.wanted.matches is None:
-            began = monotonic()
-            result = self._read(pull.queue, pull.header, pull.wanted)
-            self._stats.read(pull.queue.topic, pull.header.consumer_group, result, monotonic() - began)
         else:
-            result = yield from self._get_filtered(pull.connection, pull.queue, pull.header, pull.wanted)
+            group = self._groups.find(pull.header.consumer_group)
+            limits = self._rate_limits.admit_delivery(group, pull.connection)
+            if pull.wanted.matches is None:
+                began = monotonic()
+                result = self._read(pull.queue, pull.header, pull.wanted, limits=limits)
+                self._stats.read(pull.queue.topic, pull.header.consumer_group, result, monotonic() - began)
+            else:
+                result = yield from self._get_filtered(pull.connection, pull.queue, pull.header, pull.wanted, limits)
         return self._answer_again(pull, result, expired)
 
     def _answer_again(self, pull: WaitingPull, result: GetResult, expired: bool) -> Reply:
@@ -254,24 +262,34 @@ class PullProcessor(Feature):
         return self._answer(pull.request, code, result, group, pull.queue, pull.topic_begin)
 
     def _read(
-        self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
+        self,
+        queue: ConsumeQueue,
+        header: PullMessageRequestHeader,
+        wanted: MessageFilter,
+        end: int | None = None,
+        limits: DeliveryLimits | None = None,
     ) -> GetResult:
-        """Reads messages from the store, up to the offset `end`, and records the delivery."""
+        """Reads messages from the store, up to the offset `end` and within `limits`, and records the delivery."""
         if header.bulk_msg_nums is None:
             max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
         else:
             max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
+        max_bytes = max_bytes or DEFAULT_PULL_BYTES
+        if limits is not None:
+            max_messages, max_bytes = limits.most(max_messages, max_bytes)
         if self.reused_offsets is not None and (ahead := self._ahead(queue, header)) is not None:
             return ahead
         result = self._store.get(
             queue,
             header.queue_offset,
             max_messages,
-            max_bytes or DEFAULT_PULL_BYTES,
+            max_bytes,
             *wanted,
             bulk=header.bulk_msg_nums is not None,
             end=end,
         )
+        if limits is not None:
+            limits.take(result.message_count, result.size)
         if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and queue.recovered_end is None:
             self._go_to_begin_of_new_topic(result, header.topic)
         if result.next_begin_offset != header.queue_offset:
@@ -303,7 +321,12 @@ class PullProcessor(Feature):
         return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, end, queue.min_offset, queue.max_offset)
 
     def _get_filtered(
-        self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter
+        self,
+        connection: Connection,
+        queue: ConsumeQueue,
+        header: PullMessageRequestHeader,
+        wanted: MessageFilter,
+        limits: DeliveryLimits | None,
     ) -> Generator[None, None, GetResult]:
         """Like `_read`, but in steps of a few milliseconds until a message passes the filter. Also counts the read.
 
@@ -314,7 +337,7 @@ class PullProcessor(Feature):
         seconds = 0.0
         while not connection.is_full:
             begin = monotonic()
-            result = self._read(queue, header, wanted, end)
+            result = self._read(queue, header, wanted, end, limits)
             seconds += monotonic() - begin
             following = result.next_begin_offset
             nothing_fits = result.status is GetStatus.NO_MATCHED_MESSAGE and following > header.queue_offset

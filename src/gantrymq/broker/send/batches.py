@@ -91,7 +91,7 @@ class BatchSends:
             )
         if self._is_safe:
             self._pending_responses.check_capacity()
-        queue = self._queues.find(target, options, connection)
+        queue = self._queues.find(target, options, connection, request)
         if queue is None:
             self._new_topics.hold(connection, request, self.send, target.topic)
             return None

@@ -83,7 +83,7 @@ class SendProcessor(Feature):
         #: Whether responses wait for the disk or for replicas. Responses to messages with WAIT=false never wait.
         self._is_safe = pending_responses.is_used
         self._brokers_properties = _brokers_properties(config)
-        self._queues = SendQueues(appender.store, context.topics, waits.new_topics, waits.files)
+        self._queues = SendQueues(appender.store, context.topics, waits.new_topics, waits.files, context.rate_limits)
         self._new_topics = waits.new_topics
         self._preallocation_waits = waits.files
         self.plain = (
@@ -126,6 +126,8 @@ class SendProcessor(Feature):
         self._brokers_properties = _brokers_properties(config)
         self._is_safe = self._pending_responses.is_used
         self._appender.config_changed()
+        # The limits of clients may have changed.
+        self._queues.topics_changed()
         self._begin_plain()
 
     def _topics_changed(self, names: Collection[str] = ()) -> None:
@@ -163,7 +165,7 @@ class SendProcessor(Feature):
         text = properties.decode("latin-1")
         if self._is_safe:
             self._pending_responses.check_capacity()
-        queue = self._queues.find(target, options, connection)
+        queue = self._queues.find(target, options, connection, request)
         if queue is None:
             self._new_topics.hold(connection, request, self.send, target.topic)
             return None

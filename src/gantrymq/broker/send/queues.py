@@ -1,6 +1,7 @@
 """SendQueues: finds the queue of a send and checks that it is writable (`AbstractSendMessageProcessor.msgCheck`).
 
-The checks of a topic are on the hot path. Their result is cached until the topic changes.
+The checks of a topic are on the hot path. Their result is cached until the topic changes. The queues of a topic with a
+rate limit are not cached, so each of its sends reaches the limit, and native code handles none of them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gantrymq.broker.append import NORMAL, NewTopics, PreallocationWaits, message_type
-from gantrymq.broker.tables import BrokerTopics
+from gantrymq.broker.tables import BrokerTopics, RateLimits
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
@@ -27,12 +29,18 @@ class SendQueues:
     """The writable queues of one broker. Creates a missing topic if the configuration allows it."""
 
     def __init__(
-        self, store: MessageStore, topics: BrokerTopics, new_topics: NewTopics, preallocation_waits: PreallocationWaits
+        self,
+        store: MessageStore,
+        topics: BrokerTopics,
+        new_topics: NewTopics,
+        preallocation_waits: PreallocationWaits,
+        rate_limits: RateLimits,
     ) -> None:
         self._store = store
         self._topics = topics
         self._new_topics = new_topics
         self._preallocation_waits = preallocation_waits
+        self._rate_limits = rate_limits
         #: Writable topic -> its queues by id. A queue is None until it is requested.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
 
@@ -51,16 +59,18 @@ class SendQueues:
         queues = self._writable.get(target.topic, ())
         return queues[target.queue_id] if 0 <= target.queue_id < len(queues) else None
 
-    def find(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
+    def find(
+        self, target: SendTarget, options: SendOptions, connection: Connection, request: RemotingCommand
+    ) -> ConsumeQueue | None:
         """Returns the queue of a send. Creates a missing topic if the configuration allows it.
 
         Returns None if the request must wait: the topic is not on disk yet, or earlier requests wait for it. Raises
-        RequestRefused if the queue does not exist or is not writable.
+        RequestRefused if the queue does not exist or is not writable, and above a rate limit.
         """
         topic = target.topic
         queues = self._writable.get(topic)
         if queues is None:
-            queues = self._resolve(target, options, connection)
+            queues = self._resolve(target, options, connection, request)
             if queues is None:
                 return None
         queue_id = target.queue_id
@@ -98,7 +108,7 @@ class SendQueues:
         return randomness.randrange(config.write_queue_nums)
 
     def _resolve(
-        self, target: SendTarget, options: SendOptions, connection: Connection
+        self, target: SendTarget, options: SendOptions, connection: Connection, request: RemotingCommand
     ) -> list[ConsumeQueue | None] | None:
         """Checks that a topic is writable and returns its queues. Raises and returns None as `find` does."""
         topic = target.topic
@@ -115,7 +125,11 @@ class SendQueues:
         if not self._topics.is_written(topic) or (is_waiting and not has_waited):
             return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
-        if not is_waiting:
+        if self._rate_limits.limits_sends(config):
+            # A request that has waited for a file was counted before.
+            if not self._preallocation_waits.is_answering:
+                self._rate_limits.admit_send(config, connection, request.body, is_batch=options.batch)
+        elif not is_waiting:
             # If the queues were cached now, later requests would overtake the waiting ones.
             self._writable[topic] = queues
         return queues

@@ -18,6 +18,7 @@ from gantrymq.broker.tables.deliveries import Deliveries
 from gantrymq.broker.tables.group_members import Client, GroupMembers
 from gantrymq.broker.tables.message_filters import MessageFilter, MessageFilters, compiling, is_tag_type
 from gantrymq.broker.tables.persistence import TablePersistence, answer_after, answer_in_pieces, gently, in_pieces
+from gantrymq.broker.tables.rate_limits import DeliveryLimits, RateLimits
 from gantrymq.broker.tables.request_modes import MessageRequestModes
 from gantrymq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from gantrymq.broker.tables.table_response import TableResponse
@@ -36,11 +37,13 @@ __all__ = [
     "ConsumerFilters",
     "ConsumerOffsets",
     "Deliveries",
+    "DeliveryLimits",
     "GroupMembers",
     "MessageFilter",
     "MessageFilters",
     "MessageRequestModes",
     "OffsetTable",
+    "RateLimits",
     "SubscriptionGroupConfig",
     "SubscriptionGroupTable",
     "TablePersistence",

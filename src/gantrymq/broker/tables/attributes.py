@@ -24,6 +24,10 @@ PRIORITY_FACTOR = "priority.factor"
 #: Topic attributes that Java does not have: the largest age, in ms, and size, in bytes, of the messages in a queue.
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
+#: Attributes of topics and groups that Java does not have: the largest rates of sends or deliveries, in messages and
+#: in bytes a second.
+RATE_LIMIT_MESSAGES = "rate.limit.messages"
+RATE_LIMIT_BYTES = "rate.limit.bytes"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
 
@@ -54,6 +58,10 @@ def _in_range(minimum: int, maximum: int) -> Callable[[str], str]:
     return problem
 
 
+_RATE_LIMITS = {
+    RATE_LIMIT_MESSAGES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
+    RATE_LIMIT_BYTES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
+}
 TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(_one_of("SimpleCQ"), is_changeable=False),
     "cleanup.policy": Attribute(_one_of("DELETE"), is_changeable=False),
@@ -64,9 +72,11 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
     RETENTION_MS: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
     RETENTION_BYTES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
+    **_RATE_LIMITS,
 }
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
     PRIORITY_FACTOR: Attribute(_in_range(0, 100), is_changeable=True),
+    **_RATE_LIMITS,
 }
 
 
@@ -96,6 +106,13 @@ def priority_factor(group_attributes: Mapping[str, str]) -> int:
     """Returns the percentage of a group's pops that select queues by priority."""
     text = group_attributes.get(PRIORITY_FACTOR, "")
     return int(text) if _NUMBER.fullmatch(text) else 100
+
+
+def limit_of(attributes: Mapping[str, str], name: str) -> int | None:
+    """Returns the positive number in an attribute; None if it has none."""
+    text = attributes.get(name, "")
+    # Another broker may have stored any text in the file.
+    return int(text) if _NUMBER.fullmatch(text) and int(text) > 0 else None
 
 
 def parse_changes(text: str | None) -> dict[str, str]:

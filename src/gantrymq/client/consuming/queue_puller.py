@@ -257,6 +257,10 @@ class QueuePuller:
     async def _recover(self, error: GantryError) -> float:
         """Handles a failed pull. Returns the pause before the next one, in seconds."""
         queue = self._process_queue.queue
+        if isinstance(error, BrokerError) and error.retry_after_ms is not None:
+            # The rate limit of the group or of this host is exceeded for a long time. The broker works.
+            self._process_queue.pull_ended(None)
+            return error.retry_after_ms / 1000
         self._process_queue.pull_ended(error)
         self._is_unsure = True
         self._client.failure_log.report(f"can't pull {queue} for group {self._group}", error)

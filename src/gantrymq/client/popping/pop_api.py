@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.pulled_messages import decode_popped
+from gantrymq.client.rate_limit_waits import invoke_within_limits
 from gantrymq.errors import BodyError, BrokerUnavailable, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
@@ -28,7 +29,7 @@ from gantrymq.protocol.headers.pop import (
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
 from gantrymq.protocol.receipt_handle import ReceiptHandle, normal_topic, parse_offset_info, real_topic, retry_flag
-from gantrymq.protocol.refusals import broker_error
+from gantrymq.protocol.refusals import broker_error, retry_after_ms
 
 log = peer_log(__name__)
 
@@ -52,12 +53,17 @@ class PopApi:
     ) -> list[MessageExt]:
         """Pops messages and sets their receipt handles. Returns an empty list if no message arrives within `poll_time`.
 
-        The response may take `grace_ms` longer. The error POLLING_FULL is raised as BrokerError.
+        The response may take `grace_ms` longer. While a rate limit is exceeded, waits and repeats the pop, within
+        `poll_time`; the result of a longer wait is an empty list. The error POLLING_FULL is raised as BrokerError.
         """
         address = self._address(broker_name)
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
-        response = await self._client.remoting.invoke(address, request, header.poll_time + grace_ms)
-        if response.code in _NOTHING:
+        timeout_ms = header.poll_time + grace_ms
+        response = await invoke_within_limits(
+            self._client.remoting, address, request, timeout_ms, wait_ms=header.poll_time
+        )
+        is_limited = response.code == ResponseCode.FLOW_CONTROL and retry_after_ms(response) is not None
+        if is_limited or response.code in _NOTHING:
             self._client.failure_log.recovered(address)
             return []
         if response.code != ResponseCode.SUCCESS:

@@ -158,6 +158,14 @@ class Sender:
             try:
                 return await self._send_to(queue, encoded, left_ms, left_ms)
             except (BrokerError, RemotingError) as e:
+                if isinstance(e, BrokerError) and e.retry_after_ms is not None:
+                    has_waited = await _waited_for_rate_limit(e, e.retry_after_ms, deadline)
+                    left_ms = int((deadline - clock.monotonic()) * 1000)
+                    if has_waited and left_ms >= MIN_TRY_MS:
+                        continue
+                    if unknown is not None:
+                        raise unknown from e
+                    raise
                 self.client.report_failure(queue.topic, e)
                 if not self._is_moving(queue, e):
                     raise
@@ -223,6 +231,14 @@ class Sender:
                 is_moving = not info.has_several_brokers
             except BrokerError as e:
                 answered = True
+                if e.retry_after_ms is not None:
+                    error = e
+                    if not await _waited_for_rate_limit(e, e.retry_after_ms, deadline):
+                        break
+                    # Another broker may have a limit that is not exceeded, so the next queue is selected as usual.
+                    attempt -= 1
+                    tried.pop()
+                    continue
                 self._isolate(queue, began_ms, reachable=False)
                 error = e
                 unknown = unknown or _stored_by_former_master(e)
@@ -388,6 +404,19 @@ def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
     unknown.__cause__ = refusal
     return unknown
+
+
+async def _waited_for_rate_limit(refusal: BrokerError, wait_ms: int, deadline: float) -> bool:
+    """Waits until the broker, whose rate limit is exceeded, may accept the message.
+
+    Returns False without waiting if the next attempt would begin too close to the deadline.
+    """
+    wait_s = wait_ms / 1000
+    if clock.monotonic() + wait_s + MIN_TRY_MS / 1000 > deadline:
+        refusal.add_note("the timeout of the send ends before this time: use a longer timeout, or send less")
+        return False
+    await asyncio.sleep(wait_s)
+    return True
 
 
 def _no_master(refusal: GantryError) -> BrokerUnavailable:
