@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, PySparkValueError
 from pyspark.sql import SparkSession
 
