@@ -63,10 +63,11 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
         ("taskiq", "import gantrymq.integrations.taskiq", "taskiq"),
         ("kombu", "import gantrymq.integrations.celery", "celery"),
         ("faststream", "import gantrymq.integrations.faststream", "faststream"),
+        ("openlineage", "import gantrymq.spark.lineage", "openlineage"),
     ],
 )
 def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
-    if extra == "spark":
+    if extra in ("spark", "openlineage"):
         pytest.importorskip("pyspark")
     done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
     assert done.stdout.startswith("MissingExtra "), done

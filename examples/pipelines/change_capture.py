@@ -17,7 +17,7 @@ Formats:
 - `delta` and `iceberg` apply the changes with MERGE. docs/spark/lakes.md has their settings.
 - `parquet` needs no additional package. Each version of the table is a directory. A micro-batch writes the complete
   next version, and then the link `current` points to it. Readers see either the old or the new version. This suits
-  tables of some millions of rows.
+  tables of some millions of rows, in a directory with links: a local one or NFS, but not S3.
 
 If a batch runs again, no row changes.
 """
@@ -117,7 +117,9 @@ def merge(changes: DataFrame, name: str) -> None:
 
 
 def start(changes: DataFrame, lake: str, where: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
-    name = f"delta.`{os.path.abspath(where)}`" if lake == "delta" else where
+    name = where
+    if lake == "delta":
+        name = f"delta.`{where if '://' in where else os.path.abspath(where)}`"
     if lake != "parquet":
         create(changes.sparkSession, lake, name)
 

@@ -1,6 +1,6 @@
-"""A topic and a consumer group for tests: some messages are not consumed."""
+"""A topic and a consumer group for tests: some messages are not consumed. Also reads the messages of a topic."""
 
-from gantrymq import LitePullConsumer, Message, Producer, SyncLitePullConsumer, SyncProducer
+from gantrymq import LitePullConsumer, Message, MessageExt, Producer, SyncLitePullConsumer, SyncProducer
 
 TIMEOUT_S = 60.0
 
@@ -21,3 +21,16 @@ def consume(name_server: str, count: int) -> None:
             assert messages
             count -= len(messages)
         reader.commit()
+
+
+def received(name_server: str, topic: str, count: int = 1) -> list[MessageExt]:
+    """Returns the first messages of a topic."""
+    consumer = LitePullConsumer(name_server, "reader", start_from="earliest")
+    consumer.subscribe(topic)
+    messages = list[MessageExt]()
+    with SyncLitePullConsumer(consumer) as reader:
+        while len(messages) < count:
+            found = reader.poll(timeout=TIMEOUT_S, max_messages=count - len(messages))
+            assert found
+            messages += found
+    return messages

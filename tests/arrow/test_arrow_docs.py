@@ -37,7 +37,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
 def test_the_options_are_listed() -> None:
     listed = PAGE.partition("These options are possible:")[2].partition("the access keys")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == {
+    assert set(re.findall(r"`([\w.]+)`", listed)) == {
         name
         for name in BATCH_OPTIONS
         if not name.startswith("tls.") and name not in ("accessKey", "secretKey", "securityToken")

@@ -110,7 +110,7 @@ async def test_a_wrong_queue_of_the_last_topic_leaves_no_send_behind() -> None:
     """An error while the sends are planned must not leave coroutines that nobody awaits."""
 
     class Cluster:
-        async def write_queues(self, topic: str) -> list[MessageQueue]:
+        async def write_queues(self, topic: str, queue_nums: int) -> list[MessageQueue]:
             return [MessageQueue(topic, "broker-a", 0)]
 
     topics = {"first": TopicMessages(), "second": TopicMessages()}

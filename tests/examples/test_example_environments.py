@@ -21,7 +21,10 @@ GROUPS = {
     "fastapi": ("web/requirements.txt", "web/test_fastapi_shop.py"),
     "django": ("web/requirements.txt", "web/test_django_shop.py"),
     "airflow": ("sensors/requirements-airflow.txt", "sensors/test_airflow_lag.py"),
+    "airflow-send": ("sensors/requirements-airflow.txt", "sensors/test_airflow_send.py"),
     "dagster": ("sensors/requirements-dagster.txt", "sensors/test_dagster_lag.py"),
+    "pandera": ("quality/requirements.txt", "quality/test_orders_quality.py"),
+    "prefect": ("sensors/requirements-prefect.txt", "sensors/test_prefect_load.py"),
 }
 #: Files that docs/integrations.md shows.
 SHOWN = [
@@ -30,7 +33,10 @@ SHOWN = [
     "web/django_shop/apps.py",
     "web/django_shop/views.py",
     "sensors/airflow_lag.py",
+    "sensors/airflow_send.py",
     "sensors/dagster_lag.py",
+    "sensors/prefect_load.py",
+    "quality/orders_quality.py",
 ]
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE, create_project, sample_orders, templates
+from gantrymq.pipeline.spark_log import without_java_frames
 from gantrymq.protocol.message import Message
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.dump import MessageFilter, dump
@@ -36,10 +38,10 @@ HAS_PIPELINES = HAS_SPARK and importlib.util.find_spec("pyspark.pipelines") is n
 needs_pipelines = pytest.mark.skipif(not HAS_PIPELINES, reason="declarative pipelines begin with Spark 4.1")
 
 
-def gantry(
+def start_gantry(
     directory: Path, *arguments: str | Path, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    process = subprocess.Popen(
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "gantrymq.cli", "pipeline", *arguments],
         cwd=directory,
         env=os.environ | (environment or {}),
@@ -48,6 +50,16 @@ def gantry(
         text=True,
         start_new_session=True,
     )
+
+
+def gantry(
+    directory: Path, *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = start_gantry(directory, *arguments, environment=environment)
+    return result_of(process, arguments)
+
+
+def result_of(process: subprocess.Popen[str], arguments: Sequence[str | Path] = ()) -> subprocess.CompletedProcess[str]:
     try:
         output, errors = process.communicate(timeout=RUN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -225,6 +237,70 @@ def test_two_projects_run_at_a_time_and_one_again(tmp_path: Path) -> None:
     assert "sample" not in done.stdout
     assert f"large-orders has {len(large) + 1} messages" in done.stdout
     assert sales(project) == expected_sales() + Counter({("None", "tea"): 450_000})
+
+
+#: The beginning of a line in a stack trace of Java.
+FRAME = "\tat "
+
+
+@needs_connect
+@needs_pipelines
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_TIMEOUT_S + 20)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)], ids=lambda number: number.name
+)
+def test_an_interrupted_run(number: signal.Signals, tmp_path: Path) -> None:
+    project = create_project(tmp_path / "shop")
+    process = start_gantry(project, "run")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "bronze_orders is RUNNING" in line:
+            break
+    # A terminal sends SIGINT to every process of the group.
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    done = result_of(process)
+    assert done.returncode == 128 + number, done.stderr
+    assert "interrupted: the next run continues where this one ended" in done.stderr
+    assert FRAME not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert (project / STATE / "spark.log").exists()
+
+
+@needs_connect
+@needs_pipelines
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_TIMEOUT_S + 20)
+def test_a_run_that_fails(tmp_path: Path) -> None:
+    project = create_project(tmp_path / "shop")
+    path = project / "transformations" / "orders.py"
+    failing = 'F.coalesce(F.raise_error(F.lit("no such order")).cast("long"), total).alias'
+    path.write_text(path.read_text().replace("total.alias", failing))
+    spec = project / SPEC
+    spec.write_text(spec.read_text() + '  spark.sql.pipelines.maxFlowRetryAttempts: "0"\n')
+    done = gantry(project, "run")
+    assert done.returncode == 1
+    assert "no such order" in done.stdout + done.stderr
+    log = project / STATE / "spark.log"
+    assert done.stderr.rstrip().endswith(f"the log of Spark is {log}")
+    assert FRAME not in done.stdout + done.stderr
+    assert FRAME in log.read_text()
+
+
+def test_an_error_text_without_java_frames() -> None:
+    text = (
+        "[STREAM_FAILED] Query terminated: Job aborted\n\tat org.apache.spark.Task.run(Task.scala:147)\n"
+        "\tat java.base/java.lang.Thread.run(Thread.java:840)\n\t... 4 more\n"
+        "Caused by: no such order at the shop (Leeds)\n\nDriver stacktrace:"
+    )
+    assert without_java_frames(text) == (
+        "[STREAM_FAILED] Query terminated: Job aborted\nCaused by: no such order at the shop (Leeds)"
+    )
 
 
 def send(name_server: str, order: dict[str, object]) -> None:

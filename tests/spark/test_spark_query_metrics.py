@@ -9,11 +9,13 @@ import pytest
 from constants import change_constant
 
 from gantrymq.metrics import render
-from gantrymq.spark.query_metrics import QueryMetrics, left_of
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.progress import lag_of, progress_of
+from gantrymq.spark.query_metrics import QueryMetrics
 
 
-def progress(rows: int, latest: dict[str, Any] | None, end: dict[str, Any] | None) -> dict[str, Any]:
-    source = {"latestOffset": latest and json.dumps(latest), "endOffset": end and json.dumps(end)}
+def progress(rows: int, latest: dict[str, Any] | None) -> dict[str, Any]:
+    source = {"latestOffset": latest and json.dumps(latest), "endOffset": None}
     return {
         "id": "1-2",
         "name": "orders",
@@ -26,8 +28,16 @@ def progress(rows: int, latest: dict[str, Any] | None, end: dict[str, Any] | Non
     }
 
 
-LATEST = {"a": {"broker-a:0": 100, "broker-b:0": 10}, "b": {"broker-a:0": 7}}
-END = {"a": {"broker-a:0": 60, "broker-b:0": 12}, "b": {"broker-a:0": 5}, "$began": {"brokers": [], "since": None}}
+LATEST = {
+    MessageQueue("a", "broker-a", 0): 100,
+    MessageQueue("a", "broker-b", 0): 10,
+    MessageQueue("b", "broker-a", 0): 7,
+}
+READ_TO = {
+    MessageQueue("a", "broker-a", 0): 60,
+    MessageQueue("a", "broker-b", 0): 12,
+    MessageQueue("b", "broker-a", 0): 5,
+}
 
 
 def text_of(figures: QueryMetrics) -> list[str]:
@@ -37,8 +47,8 @@ def text_of(figures: QueryMetrics) -> list[str]:
 def test_figures_of_a_query() -> None:
     figures = QueryMetrics()
     figures.started("1-2", "orders")
-    figures.progressed(progress(40, LATEST, END))
-    figures.progressed(progress(2, LATEST, LATEST | {"b": {"broker-a:0": 5}}))
+    figures.progressed(progress(40, progress_of(LATEST, READ_TO)))
+    figures.progressed(progress(2, progress_of(LATEST, LATEST | {MessageQueue("b", "broker-a", 0): 5})))
     labels = 'query="orders",id="1-2"'
     assert text_of(figures) == [
         f"gantry_spark_query_running{{{labels}}} 1",
@@ -57,15 +67,22 @@ def test_figures_of_a_query() -> None:
     assert f"gantry_spark_query_failures_total{{{labels}}} 1" in text_of(figures)
     # The query restarts from its checkpoint.
     figures.started("1-2", "orders")
-    figures.progressed(progress(1, None, END))
+    figures.progressed(progress(1, None))
     assert f"gantry_spark_input_rows_total{{{labels}}} 43" in text_of(figures)
 
 
-def test_what_is_left() -> None:
-    assert left_of({"latestOffset": json.dumps(LATEST), "endOffset": json.dumps(END)}) == {"a": 40, "b": 2}
-    assert left_of({"latestOffset": LATEST, "endOffset": END}) == {"a": 40, "b": 2}
-    for other in (None, "null", "3", "{", '{"logOffset": 3}', '{"a": {"0": 5}}'):
-        assert left_of({"latestOffset": other, "endOffset": other}) == {}
+def test_lag() -> None:
+    reported = progress_of(LATEST, READ_TO)
+    assert reported == {
+        "a": {"broker-a:0": 100, "broker-b:0": 10},
+        "b": {"broker-a:0": 7},
+        "$lag": {"a": 40, "b": 2},
+    }
+    assert lag_of({"latestOffset": json.dumps(reported)}) == lag_of({"latestOffset": reported}) == {"a": 40, "b": 2}
+    # Spark has no offset before the first plan.
+    assert progress_of({}, {}) is None
+    for other in (None, "null", "3", "{", '{"logOffset": 3}', '{"a": {"0": 5}}', '{"$lag": 3}', '{"$lag": {"a": "x"}}'):
+        assert lag_of({"latestOffset": other}) == {}
 
 
 def test_queries_that_have_ended_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicCo
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.progress import lag_of
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -42,6 +43,11 @@ def from_checkpoint(offset: dict[str, Any]) -> dict[str, Any]:
 def numbers(stream: RocketMQStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     partitions = stream.partitions(from_checkpoint(start), from_checkpoint(end))
     return sorted(int(n) for p in partitions for batch in stream.read(p) for n in batch.column("body").to_pylist())
+
+
+def lag(stream: RocketMQStreamReader) -> dict[str, int]:
+    """Returns the lag that the progress of the query has."""
+    return lag_of({"latestOffset": stream.reportLatestOffset()})
 
 
 def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
@@ -128,13 +134,17 @@ def test_a_micro_batch_waits_for_enough_messages(cluster: EmbeddedCluster, new_t
     # The first micro-batch is not delayed, as in Spark's Kafka source.
     first = stream.latestOffset(start, limit)
     assert numbers(stream, start, first) == list(range(10))
+    assert lag(stream) == {topic: 0}
     send_numbers(cluster, topic, range(10, 59))
     assert stream.latestOffset(first, limit) == first
+    assert lag(stream) == {topic: 49}
     send_numbers(cluster, topic, range(59, 100))
     second = stream.latestOffset(first, limit)
     assert len(numbers(stream, first, second)) == 60
+    assert lag(stream) == {topic: 30}
     # 30 messages are left.
     assert stream.latestOffset(second, limit) == second
+    assert lag(stream) == {topic: 30}
     stream.stop()
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gantrymq.arrow.columns import ARROW_TYPES, READ_COLUMNS, TAGS, Column, Origin
 from gantrymq.errors import CompressionError, RecordError
-from gantrymq.protocol.compression import decompress
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, decompress
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.record import FIXED_SIZE_V4, MAGIC_BLANK, unpacker
 from gantrymq.protocol.sys_flag import COMPRESSED
@@ -38,15 +38,23 @@ class ArrowRecords(ABC):
         wanted: Columns that the caller will request, so that an implementation can read them in the same pass.
         check_crc: If true, compares each body with its CRC32.
         part: If true, the buffer is a part of a log file, and can end within a record or at the end of the file.
+        max_body_size: The largest decompressed body, in bytes. A larger one can't be decompressed.
 
     Raises:
         RecordError: A record is incomplete or invalid, or a body has a wrong CRC32.
     """
 
     def __init__(
-        self, buffer: bytes | memoryview, wanted: Sequence[str] = (), *, check_crc: bool = True, part: bool = False
+        self,
+        buffer: bytes | memoryview,
+        wanted: Sequence[str] = (),
+        *,
+        check_crc: bool = True,
+        part: bool = False,
+        max_body_size: int = MAX_DECOMPRESSED_SIZE,
     ) -> None:
         self._buffer = buffer
+        self._max_body_size = max_body_size
         self.length = len(buffer)
         self._read(wanted, check_crc=check_crc, part=part)
         if check_crc and (wrong := self.has_wrong_crc()).any():
@@ -151,7 +159,7 @@ class ArrowRecords(ABC):
 
     def body(self, i: int) -> bytes:
         """One body, decompressed. Raises CompressionError."""
-        return decompress(self.stored_body(i), int(self._sys_flags[i]))
+        return decompress(self.stored_body(i), int(self._sys_flags[i]), self._max_body_size)
 
     def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
         """Returns the decompressed bodies of the records with the indexes `numbers`, and the problems.

@@ -14,6 +14,7 @@ from gantrymq.arrow.offsets import FirstMessage
 from gantrymq.arrow.security import Security
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendStatus, is_unconfirmed, unconfirmed
+from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.client.routes import no_writable_queue, read_queues, write_queues
 from gantrymq.errors import (
     BrokerError,
@@ -120,10 +121,11 @@ class ClusterClient(NameServerClient):
             raise ClientError(f"topic {topic} has no readable queue: check its permission on the brokers")
         return queues
 
-    async def write_queues(self, topic: str) -> list[MessageQueue]:
+    async def write_queues(self, topic: str, queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> list[MessageQueue]:
         """Returns the writable queues of the topic.
 
-        If the topic doesn't exist and brokers create topics automatically, these are the queues of the default topic.
+        If the topic doesn't exist and brokers create topics automatically, these are the first `queue_nums` queues of
+        the default topic.
 
         Raises:
             NoRouteInfo: The topic has no route, or NameServers have just started and await brokers of the topic.
@@ -134,7 +136,7 @@ class ClusterClient(NameServerClient):
         async def attempt() -> list[MessageQueue]:
             if self._routes.awaited(topic):
                 await self._routes.refresh(topic)
-            return _writable(topic, self._complete(topic, await self._routes.get_or_default(topic)))
+            return _writable(topic, self._complete(topic, await self._routes.get_or_default(topic, queue_nums)))
 
         return await self.retry(attempt, topic)
 

@@ -17,7 +17,6 @@ from gantrymq.arrow.columns import BODY, READ_COLUMNS, Origin
 from gantrymq.errors import RecordError
 from gantrymq.kernels import native
 from gantrymq.kernels.interface import Column, Records
-from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.record import decode_record
 
 #: {column: its property}; None for a column that isn't a single property. The table does not list columns of
@@ -81,7 +80,7 @@ class NativeRecords(ArrowRecords):
         return self._records.has_compressed
 
     def bodies(self, numbers: Ints, max_bytes: int) -> tuple[pa.Array, dict[int, str]]:
-        found = self._records.inflated(np.ascontiguousarray(numbers).data, max_bytes, MAX_DECOMPRESSED_SIZE)
+        found = self._records.inflated(np.ascontiguousarray(numbers).data, max_bytes, self._max_body_size)
         # If native code can't decompress a body, the Python code finds the reason.
         return super().bodies(numbers, max_bytes) if found is None else (_array(pa.binary(), found), {})
 

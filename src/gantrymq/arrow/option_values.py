@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import overload
 
+from gantrymq.arrow.client_settings import PREFIX, NewTopic, unknown_setting
 from gantrymq.arrow.columns import READ_COLUMNS
 from gantrymq.arrow.offsets import LARGEST_NUMBER, Boundary, load_json, parse_boundary, parse_queues, parse_times
 from gantrymq.arrow.security import Security
@@ -173,6 +174,17 @@ class Values:
             return Security(tls=tls)
         return Security(Credentials(access_key, secret_key, token), tls)
 
+    def new_topic(self) -> NewTopic:
+        """The settings of a topic that the write creates."""
+        default = NewTopic()
+        return NewTopic(
+            create_topic_key=self.get(f"{PREFIX}create_topic_key") or default.create_topic_key,
+            default_topic_queue_nums=self.number(
+                f"{PREFIX}default_topic_queue_nums", default.default_topic_queue_nums, 1
+            ),
+            unit_mode=self.flag(f"{PREFIX}unit_mode", default.unit_mode),
+        )
+
     def path(self, name: str) -> Path | None:
         text = self.get(name)
         return None if text is None else Path(text)
@@ -242,6 +254,9 @@ def check_names(options: Iterable[str], known: Iterable[str], action: str, elsew
 
 
 def _unknown(given: str, proper: Mapping[str, str], action: str, elsewhere: Iterable[str]) -> str:
+    if given.lower().startswith(PREFIX):
+        settings = [proper[name] for name in sorted(proper) if name.startswith(PREFIX)]
+        return unknown_setting(given, action, settings)
     near = get_close_matches(given.lower(), proper, 1)
     if near:
         return f"no option {given!r}: did you mean {proper[near[0]]!r}?"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gantrymq.arrow.body_values import BodyDecoding, BodyEncoding, CorruptBodies
+from gantrymq.arrow.client_settings import MAX_BODY_SIZE, READ_SETTINGS, WRITE_SETTINGS, NewTopic
 from gantrymq.arrow.offsets import EARLIEST, LATEST, Boundary
 from gantrymq.arrow.option_values import (
     SECURITY,
@@ -24,6 +25,7 @@ from gantrymq.arrow.option_values import (
 from gantrymq.arrow.security import Security
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 
@@ -71,6 +73,7 @@ READ_OPTIONS = (
     "propertyColumns",
     "checkCrc",
     "corruptBodies",
+    *READ_SETTINGS,
     *SECURITY,
 )
 WRITE_OPTIONS = (
@@ -83,6 +86,7 @@ WRITE_OPTIONS = (
     "expectedBrokers",
     "transactional",
     "transactionTimeoutMs",
+    *WRITE_SETTINGS,
     *SECURITY,
 )
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -170,6 +174,8 @@ class ReadOptions:
         corruptBodies: `fail` (default) raises an error for a body that cannot be decompressed, has a wrong CRC32 or is
             not of its format. The error names the message. With `null`, the row has a null body, and the column
             `bodyError` has the reason.
+        rocketmq.client.max_body_size: The largest decompressed body, in bytes. A larger one is corrupt. Default:
+            33554432 (32 MiB).
 
     Security:
         accessKey, secretKey, securityToken: The keys for the cluster's access control.
@@ -210,6 +216,7 @@ class ReadOptions:
     property_columns: tuple[str, ...] = ()
     check_crc: bool = True
     corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
+    max_body_size: int = MAX_DECOMPRESSED_SIZE
     #: The format of the column `value`. Only the Spark source has one (`spark.options`).
     body: BodyDecoding | None = None
     retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
@@ -272,6 +279,7 @@ class ReadOptions:
             property_columns=values.property_columns(),
             check_crc=values.flag("checkCrc", True),
             corrupt_bodies=CorruptBodies(values.choice("corruptBodies", CorruptBodies, CorruptBodies.FAIL)),
+            max_body_size=values.number(MAX_BODY_SIZE, MAX_DECOMPRESSED_SIZE, 1),
             retry_timeout_ms=values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0),
             security=values.security(),
         )
@@ -324,6 +332,9 @@ class WriteOptions:
             Brokers of Apache store and commit them one by one. Default: false.
         transactionTimeoutMs: The longest time for the tasks of a transaction, in ms, rounded down to seconds.
             Default: 900000. A commit that has begun in time is completed.
+        rocketmq.client.create_topic_key, rocketmq.client.default_topic_queue_nums, rocketmq.client.unit_mode: For a
+            topic that brokers create for its first row, as for producers. They exclude `exactlyOnce`, which requires
+            an existing topic.
         accessKey, secretKey, securityToken, tls.*: As for a read.
     """
 
@@ -337,6 +348,7 @@ class WriteOptions:
     #: txnAppId and txnVersion.
     transaction_of: tuple[str, int] | None = None
     expected_brokers: frozenset[str] = frozenset()
+    new_topic: NewTopic = field(default_factory=NewTopic)
     #: The format of the column `value`. Only the Spark source has one (`spark.options`).
     body: BodyEncoding | None = None
     security: Security = field(default_factory=Security)
@@ -359,6 +371,9 @@ class WriteOptions:
                 raise ConfigError(f"option {name} has no meaning in a write without exactlyOnce")
             if name in values and name != "expectedBrokers" and streaming:
                 raise ConfigError(f"option {name} has no meaning in a stream, which has a name and numbers of its own")
+        for name in WRITE_SETTINGS:
+            if name in values and exactly_once:
+                raise ConfigError(f"option {name} has no meaning with exactlyOnce: the topic must exist")
         brokers = expected_brokers(values.get("expectedBrokers"))
         return cls(
             name_servers=values.name_servers(),
@@ -370,5 +385,6 @@ class WriteOptions:
             exactly_once=exactly_once,
             transaction_of=transaction_of(values.get("txnAppId"), values.number("txnVersion", None, 0)),
             expected_brokers=brokers.get("", frozenset()) | brokers.get(topic or "", frozenset()),
+            new_topic=values.new_topic(),
             security=values.security(),
         )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from gantrymq.arrow.client_settings import READ_SETTINGS
 from gantrymq.arrow.filters import milliseconds
 from gantrymq.arrow.option_values import SECURITY, Values, check_names
 from gantrymq.arrow.options import READ_OPTIONS, ReadOptions
@@ -31,6 +32,7 @@ _COMMON = (
     "corruptBodies",
     "startingOffsetsByTimestampStrategy",
     "maxBytesPerSecondPerBroker",
+    *READ_SETTINGS,
     *SECURITY,
 )
 BATCH_OPTIONS = (*_COMMON, "deduplicate")

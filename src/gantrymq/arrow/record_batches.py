@@ -20,9 +20,10 @@ from gantrymq.arrow.native_records import NativeRecords
 from gantrymq.arrow.numpy_records import NumpyRecords
 from gantrymq.errors import CodecError, CompressionError
 from gantrymq.kernels import native
+from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 
 #: A batch is full if its bodies have this many bytes. It can exceed the limit by one body of up to
-#: `compression.MAX_DECOMPRESSED_SIZE` bytes.
+#: the option rocketmq.client.max_body_size, 32 MiB by default.
 INFLATED_BYTES = 16 * 1024 * 1024
 _RECORDS: type[ArrowRecords] = NumpyRecords if native is None else NativeRecords
 
@@ -40,13 +41,20 @@ def stored_columns(columns: pa.Schema, body: BodyDecoding | None) -> list[str]:
 
 
 def pulled_records(
-    buffer: bytes | memoryview, wanted: Sequence[str], corrupt: CorruptBodies, *, check_crc: bool, part: bool = False
+    buffer: bytes | memoryview,
+    wanted: Sequence[str],
+    corrupt: CorruptBodies,
+    *,
+    check_crc: bool,
+    part: bool = False,
+    max_body_size: int = MAX_DECOMPRESSED_SIZE,
 ) -> ArrowRecords:
     """Parses the records of a buffer.
 
     Raises RecordError for an invalid record and, if the policy is to fail, for a body with a wrong CRC32.
     """
-    return _RECORDS(buffer, wanted, check_crc=check_crc and corrupt is CorruptBodies.FAIL, part=part)
+    checks = check_crc and corrupt is CorruptBodies.FAIL
+    return _RECORDS(buffer, wanted, check_crc=checks, part=part, max_body_size=max_body_size)
 
 
 def record_batches(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from gantrymq.arrow.batch_bodies import REQUEST_BYTES, BatchBody, Encoded, batch_body, requests_of
+from gantrymq.arrow.client_settings import NewTopic
 from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.arrow.concurrent_requests import run_all
 from gantrymq.arrow.options import PRODUCER_GROUP
@@ -30,8 +31,11 @@ MAX_ALONE_IN_FLIGHT = 64
 class RowSender:
     """Sends the rows of one task. `partition` selects the first queue, so that tasks begin with different queues."""
 
-    def __init__(self, cluster: ClusterClient, partition: int) -> None:
+    def __init__(self, cluster: ClusterClient, partition: int, new_topic: NewTopic | None = None) -> None:
+        """`new_topic` has the settings of topics that brokers create. Default: those of a producer."""
         self._cluster = cluster
+        #: Arguments of `send_command`.
+        self._settings = (new_topic or NewTopic()).arguments()
         self._queues: dict[str, list[MessageQueue]] = {}
         self._turn = partition
         self._alone = asyncio.Semaphore(MAX_ALONE_IN_FLIGHT)
@@ -76,7 +80,7 @@ class RowSender:
             return
 
         def command(queue: MessageQueue) -> RemotingCommand:
-            return send_command(PRODUCER_GROUP, queue, request.body, b"", now_ms(), batch=True)
+            return send_command(PRODUCER_GROUP, queue, request.body, b"", now_ms(), batch=True, **self._settings)
 
         with rows_in_errors(decode_batch(request.body)):
             await self._cluster.send(queues, command)
@@ -85,7 +89,7 @@ class RowSender:
         _, body, properties = message
 
         def command(queue: MessageQueue) -> RemotingCommand:
-            return send_command(PRODUCER_GROUP, queue, body, properties, now_ms())
+            return send_command(PRODUCER_GROUP, queue, body, properties, now_ms(), **self._settings)
 
         async with self._alone:
             with rows_in_errors([message]):
@@ -94,7 +98,9 @@ class RowSender:
     async def _write_queues(self, topic: str) -> list[MessageQueue]:
         queues = self._queues.get(topic)
         if queues is None:
-            queues = self._queues[topic] = await self._cluster.write_queues(topic)
+            queues = self._queues[topic] = await self._cluster.write_queues(
+                topic, self._settings["default_topic_queue_nums"]
+            )
         return queues
 
 

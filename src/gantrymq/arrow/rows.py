@@ -50,7 +50,11 @@ class RowDecoder:
     def _decode(self, pulled: PulledBatch) -> Iterator[pa.RecordBatch]:
         options = self._options
         records = pulled_records(
-            pulled.buffer, self._record_columns, options.corrupt_bodies, check_crc=options.check_crc
+            pulled.buffer,
+            self._record_columns,
+            options.corrupt_bodies,
+            check_crc=options.check_crc,
+            max_body_size=options.max_body_size,
         )
         offsets = records.queue_offsets
         is_complete = (

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gantrymq.arrow.batch_sender import send_batches
+from gantrymq.arrow.client_settings import WRITE_SETTINGS
 from gantrymq.arrow.connection_pool import task_connections
 from gantrymq.arrow.freed_memory import reuse_freed_memory
 from gantrymq.arrow.idempotent_sender import IdempotentSender, find_write_queues, queues_of_earlier_attempt
@@ -21,7 +22,14 @@ from gantrymq.arrow.row_sender import RowSender
 from gantrymq.arrow.write_columns import written_schema
 from gantrymq.errors import ConfigError, IllegalMessage
 
-TOPIC_WRITE_OPTIONS = ("context", "retryTimeoutMs", "keepProperties", "expectedBrokers", *SECURITY)
+TOPIC_WRITE_OPTIONS = (
+    "context",
+    "retryTimeoutMs",
+    "keepProperties",
+    "expectedBrokers",
+    *WRITE_SETTINGS,
+    *SECURITY,
+)
 #: The number of the only partition, which is a part of the ids of rows.
 _PARTITION = 0
 #: Rows that are encoded at a time. A table of Polars or pandas can be one batch.
@@ -67,7 +75,8 @@ def write_topic(
     reuse_freed_memory()
     with task_connections(parsed) as brokers:
         if exactly_once is None:
-            return send_batches(_slices(reader, schema), encoder, RowSender(brokers.cluster, _PARTITION), brokers)
+            plain = RowSender(brokers.cluster, _PARTITION, parsed.new_topic)
+            return send_batches(_slices(reader, schema), encoder, plain, brokers)
         queues = brokers.submit(find_write_queues(brokers.cluster, parsed)).result()
         of_attempts = queues_of_earlier_attempt(brokers.cluster, queues, write_id, _PARTITION)
         sender = IdempotentSender(brokers.cluster, brokers.submit(of_attempts).result(), _PARTITION)

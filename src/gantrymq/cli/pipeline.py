@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,9 +63,12 @@ def run(
 
     need("pipelines", "gantry pipeline run")
     from gantrymq.pipeline.run import run_project
-    from gantrymq.testing.signals import interruptible
+    from gantrymq.testing.signals import Interrupted, interruptible
 
-    with interruptible():
-        run_project(
-            directory, name_server, named_context(name_server, context), master, lambda line: print(line, flush=True)
-        )
+    context_name = named_context(name_server, context)
+    try:
+        with interruptible():
+            run_project(directory, name_server, context_name, master, lambda line: print(line, flush=True))
+    except Interrupted as e:
+        print("interrupted: the next run continues where this one ended", file=sys.stderr)
+        raise typer.Exit(128 + e.signal_number) from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,15 +19,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyspark
-from pyspark.errors import PySparkValueError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException, PySparkValueError
 from pyspark.sql import SparkSession
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.contexts import Context, Contexts
-from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.errors import ConfigError, GantryError, NoRouteInfo
 from gantrymq.extras import need
 from gantrymq.pipeline.project import PROGRAM, SAMPLE, SPEC, STATE, local_uri
+from gantrymq.pipeline.spark_log import SparkLog, without_java_frames
 from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
 from gantrymq.spark.versions import HAS_PIPELINES
@@ -47,6 +50,11 @@ _CONNECT_SERVER = {
 }
 #: The last event of a successful run.
 _COMPLETED = "Run is COMPLETED."
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+class RunFailed(GantryError):
+    """Spark ended the run with an error."""
 
 
 def run_project(
@@ -65,7 +73,8 @@ def run_project(
         report: Called with each line of the output.
 
     Raises:
-        ConfigError: The project or an option is invalid. Errors of Spark are also raised.
+        ConfigError: The project or an option is invalid.
+        RunFailed: Spark ended the run with an error. The error has no stack trace of Java; the log of Spark does.
     """
     if not HAS_PIPELINES:
         raise ConfigError(f"declarative pipelines begin with Spark 4.1; this is pyspark {pyspark.__version__}")
@@ -98,9 +107,14 @@ def run_project(
                 report(f"{sent} messages of {SAMPLE} sent to {topic}")
         settings[NAME_SERVER] = name_server
         on_this_machine = master is None or master.startswith("local")
+        log = SparkLog(directory / STATE)
         of_spark = (_local_settings(directory) if on_this_machine else {}) | settings
-        with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
-            _run(spark, path, settings, report)
+        of_spark[_JAVA_OPTIONS] = f"{log.java_option} {of_spark.get(_JAVA_OPTIONS, '')}".rstrip()
+        try:
+            with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
+                _run(spark, path, settings, report)
+        except (PySparkException, Py4JError) as e:
+            raise RunFailed(f"{without_java_frames(str(e))}\nthe log of Spark is {log.path}") from e
         if topic := settings.get(RESULT_TOPIC):
             count = asyncio.run(message_count(name_server, topic, reached_by))
             report(f"{topic} has {count} messages")
@@ -113,7 +127,7 @@ def _local_settings(directory: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": local_uri(state / "tables"),
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={state / 'names'};create=true",
-        "spark.driver.extraJavaOptions": f"-Dderby.stream.error.file={state / 'derby.log'}",
+        _JAVA_OPTIONS: f"-Dderby.stream.error.file={state / 'derby.log'}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -132,7 +146,8 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
     builder = session_builder(name).master(master)
     for key, value in (settings | _CONNECT_SERVER | {"spark.connect.grpc.binding.port": str(port)}).items():
         builder = builder.config(key, value)
-    server = builder.getOrCreate()
+    with _own_interrupt_handler():
+        server = builder.getOrCreate()
     # The code in the files of a pipeline must use the client.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     try:
@@ -143,6 +158,19 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
             client.stop()
     finally:
         server.stop()
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Restores the handler of SIGINT, which Spark replaces when it starts.
+
+    Spark's handler raises KeyboardInterrupt each time, so that a second Ctrl-C would interrupt the shutdown.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _free_port() -> int:
@@ -167,7 +195,7 @@ def _follow(results: Iterator[dict[str, Any]], report: Callable[[str], None]) ->
         for result in results:
             if "pipeline_event_result" in result:
                 last = result["pipeline_event_result"].event.message
-                report(last)
+                report(without_java_frames(last))
     except PySparkValueError as e:
         # At the end of a run, Spark 4.3 sends counters of Python workers that its own client can't decode.
         if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:

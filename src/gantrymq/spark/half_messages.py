@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gantrymq.arrow.batch_bodies import BatchBody, Encoded
+from gantrymq.arrow.client_settings import NewTopic
 from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.arrow.concurrent_requests import run_all
 from gantrymq.arrow.options import PRODUCER_GROUP
@@ -51,8 +52,10 @@ class HalfSender(RowSender):
     `halves` has the messages that were sent in batches, and `alone` the messages that were sent one by one.
     """
 
-    def __init__(self, cluster: ClusterClient, partition: int, timeout_s: int) -> None:
-        super().__init__(cluster, partition)
+    def __init__(
+        self, cluster: ClusterClient, partition: int, timeout_s: int, new_topic: NewTopic | None = None
+    ) -> None:
+        super().__init__(cluster, partition, new_topic)
         self.halves: list[HalfMessages] = []
         self.alone: list[HalfMessages] = []
         self._properties = encode_properties(
@@ -88,6 +91,7 @@ class HalfSender(RowSender):
                 now_ms(),
                 sys_flag=TRANSACTION_PREPARED,
                 batch=True,
+                **self._settings,
             )
 
         try:
@@ -112,7 +116,13 @@ class HalfSender(RowSender):
 
         def command(queue: MessageQueue) -> RemotingCommand:
             return send_command(
-                PRODUCER_GROUP, queue, body, properties + self._properties, now_ms(), sys_flag=TRANSACTION_PREPARED
+                PRODUCER_GROUP,
+                queue,
+                body,
+                properties + self._properties,
+                now_ms(),
+                sys_flag=TRANSACTION_PREPARED,
+                **self._settings,
             )
 
         async with self._alone:

@@ -1,4 +1,4 @@
-"""Exports metrics of streaming queries to Prometheus, and sends each progress report of a query as a message.
+"""Exports metrics of streaming queries to Prometheus, progress reports as messages, and lineage to OpenLineage.
 
     with watch_queries(spark, metrics_port=9464, name_server="127.0.0.1:9876", topic="spark-progress"):
         query.awaitTermination()
@@ -13,7 +13,7 @@ import json
 import logging
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -31,6 +31,10 @@ from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.message import Message
 from gantrymq.spark.query_metrics import QueryMetrics
 from gantrymq.sync import SyncProducer
+
+if TYPE_CHECKING:
+    # Needs the extra `openlineage`.
+    from gantrymq.spark.lineage import QueryLineage
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +68,9 @@ def watch_queries(
     host: str = "127.0.0.1",
     name_server: str | None = None,
     topic: str | None = None,
+    lineage: QueryLineage | None = None,
 ) -> QueryWatch:
-    """Starts the export of metrics and progress reports for the streaming queries of a session.
+    """Starts the export of metrics, progress reports and lineage for the streaming queries of a session.
 
     Args:
         spark: The session.
@@ -76,6 +81,7 @@ def watch_queries(
         name_server: The NameServer for `topic`.
         topic: Each progress is sent to this topic, as Spark's JSON with the id of the query as key. If a send fails,
             the message is dropped with a warning. Default: no messages.
+        lineage: Emits OpenLineage events. Default: no events.
 
     Returns:
         The running export. Close it to stop the export.
@@ -98,7 +104,7 @@ def watch_queries(
         producer = None
         if name_server is not None:
             producer = stack.enter_context(SyncProducer(Producer(name_server, _GROUP)))
-        listener = _Listener(metrics, producer, topic or "")
+        listener = _Listener(metrics, producer, topic or "", lineage)
         spark.streams.addListener(listener)
         # The listener is pushed last, so it is removed first. Spark then doesn't call it while the server and the
         # producer close.
@@ -107,18 +113,25 @@ def watch_queries(
 
 
 class _Listener(StreamingQueryListener):
-    def __init__(self, metrics: QueryMetrics, producer: SyncProducer | None, topic: str) -> None:
+    def __init__(
+        self, metrics: QueryMetrics, producer: SyncProducer | None, topic: str, lineage: QueryLineage | None
+    ) -> None:
         self._metrics = metrics
         self._producer = producer
         self._topic = topic
+        self._lineage = lineage
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._metrics.started(str(event.id), event.name)
+        if self._lineage is not None:
+            self._lineage.started(str(event.id), str(event.runId), event.name)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         text = event.progress.json
         progress = json.loads(text)
         self._metrics.progressed(progress)
+        if self._lineage is not None:
+            self._lineage.progressed(progress)
         if self._producer is not None:
             try:
                 self._producer.send(Message(self._topic, text.encode(), keys=progress["id"]))
@@ -130,3 +143,5 @@ class _Listener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._metrics.ended(str(event.id), failed=event.exception is not None)
+        if self._lineage is not None:
+            self._lineage.ended(str(event.id), str(event.runId), event.exception)

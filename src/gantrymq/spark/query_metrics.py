@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gantrymq.arrow.offsets import from_json
-from gantrymq.arrow.stream_position import StreamPosition
-from gantrymq.errors import ConfigError
 from gantrymq.metrics import Kind, Metric
+from gantrymq.spark.progress import lag_of
 
 #: Largest number of ended queries whose metrics are kept.
 MOST_ENDED = 100
@@ -30,7 +27,7 @@ class _QueryState:
     batch_s: float = 0.0
     batch_began_s: float = 0.0
     #: {topic: lag in messages when the last micro-batch was planned}.
-    left: dict[str, int] = field(default_factory=dict)
+    lag: dict[str, int] = field(default_factory=dict)
 
 
 _GAUGE, _COUNTER = Kind.GAUGE, Kind.COUNTER
@@ -69,10 +66,10 @@ class QueryMetrics:
             query.processed_per_second = float(progress.get("processedRowsPerSecond") or 0)
             query.batch_s = (progress.get("durationMs") or {}).get("triggerExecution", 0) / 1000
             query.batch_began_s = _seconds(progress["timestamp"])
-            query.left = {}
+            query.lag = {}
             for source in progress.get("sources") or ():
-                for topic, count in left_of(source).items():
-                    query.left[topic] = query.left.get(topic, 0) + count
+                for topic, count in lag_of(source).items():
+                    query.lag[topic] = query.lag.get(topic, 0) + count
 
     def ended(self, query_id: str, *, failed: bool) -> None:
         with self._lock:
@@ -97,32 +94,8 @@ class QueryMetrics:
                 "gantry_spark_lag_messages",
                 Kind.GAUGE,
                 "Messages behind the last micro-batch when it was planned. From Spark 4.2 on.",
-                [({**labels, "topic": topic}, left) for labels, q in queries for topic, left in q.left.items()],
+                [({**labels, "topic": topic}, lag) for labels, q in queries for topic, lag in q.lag.items()],
             )
-
-
-def left_of(source: Mapping[str, Any]) -> dict[str, int]:
-    """Returns {topic: lag in messages} of a source of `format("rocketmq")`; empty for another source."""
-    left: dict[str, int] = {}
-    try:
-        latest = from_json(_decoded(source.get("latestOffset")))
-        ends = StreamPosition.from_json(_decoded(source.get("endOffset"))).ends
-    except (ConfigError, ValueError):
-        return {}
-    for queue, last in latest.items():
-        left[queue.topic] = left.get(queue.topic, 0) + max(0, last - ends.get(queue, last))
-    return left
-
-
-def _decoded(offset: object) -> dict[str, Any]:
-    """Decodes an offset of a progress, which is an object or its JSON text.
-
-    Raises ConfigError for a missing offset, and ValueError for invalid JSON.
-    """
-    value = json.loads(offset) if isinstance(offset, str) else offset
-    if not isinstance(value, dict):
-        raise ConfigError("no offset of this source")
-    return value
 
 
 def _seconds(timestamp: str) -> float:

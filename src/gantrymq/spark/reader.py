@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from gantrymq.arrow.cluster_client import ClusterClient, run
 from gantrymq.arrow.columns import with_names
 from gantrymq.arrow.filters import PushedFilters, with_tags
-from gantrymq.arrow.offsets import OffsetRange, Offsets, last_in_turn, limit_rows, to_json
+from gantrymq.arrow.offsets import OffsetRange, Offsets, last_in_turn, limit_rows
 from gantrymq.arrow.partitions import (
     SAMPLED_ROWS,
     MessageSizes,
@@ -46,6 +46,7 @@ from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.conditions import push_condition
 from gantrymq.spark.options import ReadOptions
+from gantrymq.spark.progress import progress_of
 from gantrymq.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -124,6 +125,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The offsets up to which Trigger.AvailableNow reads.
         self._target: Offsets | None = None
         self._latest: Offsets = {}
+        #: The offsets up to which the stream reads with the last planned batch.
+        self._read_to: Offsets = {}
         #: The end of the last planned batch. Any other end is from the checkpoint.
         self._planned: dict[str, Any] | None = None
         #: The time of the next check of queues without new messages.
@@ -173,7 +176,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for queue, end in ends.items()
                 if queue in starts
             }
-        starts = position.ends | new
+        self._read_to = starts = position.ends | new
         if target is None and self._is_delayed(sum(max(0, end - starts[queue]) for queue, end in ends.items())):
             return start
         limited = ends
@@ -182,6 +185,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadAllAvailable):
             limited = self._limit_bytes(starts, limited, position.turn)
         turn, ends = last_in_turn(starts, ends, limited, position.turn), limited
+        self._read_to = ends
         if ends == position.ends and not new:
             return start
         firsts = {queue: first for queue, first in progress.firsts.items() if queue in ends}
@@ -232,7 +236,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return target
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(self._latest) or None
+        return progress_of(self._latest, self._read_to)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:

@@ -131,9 +131,9 @@ def _write(
             of_attempts = queues_of_earlier_attempt(brokers.cluster, queues, write_id, partition)
             sender = IdempotentSender(brokers.cluster, brokers.submit(of_attempts).result(), partition)
         elif options.transactional:
-            sender = HalfSender(brokers.cluster, partition, options.transaction_timeout_s)
+            sender = HalfSender(brokers.cluster, partition, options.transaction_timeout_s, options.new_topic)
         else:
-            sender = RowSender(brokers.cluster, partition)
+            sender = RowSender(brokers.cluster, partition, options.new_topic)
         rows_sent = send_batches(rows, encoder, sender, brokers)
     match sender:
         case IdempotentSender():
