@@ -22,6 +22,7 @@ If responses wait for the disk or for replicas, the responses of one call wait t
 of the header. So each duration has its own native object, and a connection uses the object of its last header.
 
 The fast path is off when access control or `enabledAppendPropCRC` is on, and for IPv6 addresses of broker or client.
+Sends under a rate limit take the ordinary code path, because `SendQueues.found` returns no queue for them.
 Decision record: docs/decisions/plain-sends.md.
 """
 
