@@ -56,6 +56,11 @@ def test_settings_of_a_write_are_refused_with_the_remedy() -> None:
     known = ", ".join(sorted(WRITE_SETTINGS))
     with pytest.raises(ConfigError, match=f"the client settings of a write are {known}$"):
         Values(CLUSTER | {f"{PREFIX}queues": "1"}, WRITE_OPTIONS, "write")
+    with pytest.raises(ConfigError, match="use the option retryTimeoutMs instead"):
+        Values(CLUSTER | {f"{PREFIX}retry_times": "1"}, WRITE_OPTIONS, "write")
+    # A write has no option for its group.
+    with pytest.raises(ConfigError, match="this setting of the client has no meaning in a write"):
+        Values(CLUSTER | {f"{PREFIX}group": "g"}, WRITE_OPTIONS, "write")
     with pytest.raises(ConfigError, match="default_topic_queue_nums: 0 is less than 1"):
         WriteOptions.of(Values(CLUSTER | {f"{PREFIX}default_topic_queue_nums": "0"}, WRITE_OPTIONS, "write"))
     given = CLUSTER | {"topic": "orders", "exactlyOnce": "true", "ROCKETMQ.CLIENT.UNIT_MODE": "true"}

@@ -6,6 +6,7 @@ meaning and default. Only the settings below have a meaning here. Most of the ot
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -18,7 +19,7 @@ PREFIX = "rocketmq.client."
 MAX_BODY_SIZE = f"{PREFIX}max_body_size"
 READ_SETTINGS = (MAX_BODY_SIZE,)
 
-#: The options that replace a setting of the client. Their names differ for reads and writes only by `group`.
+#: The options that replace a setting of the client, if the action has them.
 _INSTEAD = {
     "name_servers": "nameServer",
     "group": "consumerGroup",
@@ -47,18 +48,19 @@ class NewTopic:
 WRITE_SETTINGS = tuple(f"{PREFIX}{each.name}" for each in fields(NewTopic))
 
 
-def unknown_setting(given: str, action: str, settings: list[str]) -> str:
+def unknown_setting(given: str, action: str, known: Collection[str]) -> str:
     """Returns the error for a setting that the action does not have, with the remedy.
 
     Args:
         given: The name of the option.
         action: `read` or `write`.
-        settings: The settings of the action.
+        known: All options of the action.
     """
     name = given.lower().removeprefix(PREFIX)
-    known = ", ".join(settings)
-    if name in _INSTEAD:
-        return f"option {given!r}: use the option {_INSTEAD[name]} instead"
+    instead = _INSTEAD.get(name)
+    if instead is not None and instead.partition(" ")[0] in known:
+        return f"option {given!r}: use the option {instead} instead"
     if name in _OF_CLIENT:
         return f"option {given!r}: this setting of the client has no meaning in a {action}, leave it out"
-    return f"no option {given!r}: the client settings of a {action} are {known}"
+    settings = ", ".join(sorted(option for option in known if option.startswith(PREFIX)))
+    return f"no option {given!r}: the client settings of a {action} are {settings}"

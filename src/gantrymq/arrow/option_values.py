@@ -255,8 +255,7 @@ def check_names(options: Iterable[str], known: Iterable[str], action: str, elsew
 
 def _unknown(given: str, proper: Mapping[str, str], action: str, elsewhere: Iterable[str]) -> str:
     if given.lower().startswith(PREFIX):
-        settings = [proper[name] for name in sorted(proper) if name.startswith(PREFIX)]
-        return unknown_setting(given, action, settings)
+        return unknown_setting(given, action, proper.values())
     near = get_close_matches(given.lower(), proper, 1)
     if near:
         return f"no option {given!r}: did you mean {proper[near[0]]!r}?"
