@@ -105,10 +105,10 @@ async def delivered(admin: AdminClient, topic: str, count: int) -> bool:
 async def test_keeps_queues_and_their_order(source: EmbeddedCluster, target: EmbeddedCluster) -> None:
     await create(source, "ordered")
     for key in ("a", "b", "c", "d"):
-        await send(source, "ordered", [f"{key}{i:03}".encode() for i in range(50)], key)
+        await send(source, "ordered", [f"{key}{i:03}".encode() for i in range(20)], key)
     await mirror_once(source, target, "ordered")
     found = await messages(target, "ordered")
-    assert len(found) == 200
+    assert len(found) == 80
     for start in (b"a", b"b", b"c", b"d"):
         of_key = [message for message in found if message.body.startswith(start)]
         assert [message.body for message in of_key] == sorted(message.body for message in of_key)
@@ -138,19 +138,23 @@ async def test_without_its_state_it_finds_its_copies(source: EmbeddedCluster, ta
 
 async def test_a_killed_mirror_continues_without_loss(source: EmbeddedCluster, target: EmbeddedCluster) -> None:
     await create(source, "orders")
-    await send(source, "orders", [b"%04d" % i for i in range(300)])
+    await send(source, "orders", [b"%04d" % i for i in range(100)])
     async with both(source, target) as sides:
         # The rate makes the kill come in the middle.
-        mirror = Mirror(*sides, MirrorOptions(topics=["orders"], rate=100))
+        mirror = Mirror(*sides, MirrorOptions(topics=["orders"], rate=25))
         task = asyncio.create_task(mirror.run(asyncio.Event()))
         await until(lambda: mirror.progress.copied > 0)
         # Closed connections, as after a kill: no state can be stored.
         await sides[1].admin.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert mirror.progress.copied < 300
+        assert mirror.progress.copied < 100
     await mirror_once(source, target, "orders")
-    assert bodies(await messages(target, "orders")) == [b"%04d" % i for i in range(300)]
+    # Each message of the source has one copy. A retry of the producer may have stored a message twice at the source.
+    sent = await messages(source, "orders")
+    copies = await messages(target, "orders")
+    assert len(copies) == len({copy.properties[ORIGIN] for copy in copies}) == len(sent)
+    assert bodies(copies) == bodies(sent)
 
 
 async def test_continuous_mirror_stops_and_stores_positions(source: EmbeddedCluster, target: EmbeddedCluster) -> None:

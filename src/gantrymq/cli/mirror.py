@@ -79,7 +79,9 @@ def mirror(
     from gantrymq.mirror import MirrorOptions
     from gantrymq.service import run
 
-    options = MirrorOptions(topics=topics, groups=groups or (), state_topic=state_topic, rename=rename, rate=rate, once=once)
+    options = MirrorOptions(
+        topics=topics, groups=groups or (), state_topic=state_topic, rename=rename, rate=rate, once=once
+    )
 
     async def main(stop: asyncio.Event) -> Progress:
         return await _mirror(sides[0], sides[1], options, json, stop)

@@ -149,9 +149,7 @@ class Cluster:
     async def commit_offset(self, queue: MessageQueue, group: str, offset: int) -> None:
         """Commits the offset of a group on the master of the queue."""
         address = await self.address(queue, master=True)
-        await self._api.update_offset(
-            address, group, queue.topic, queue.queue_id, offset, timeout_ms=self._timeout_ms
-        )
+        await self._api.update_offset(address, group, queue.topic, queue.queue_id, offset, timeout_ms=self._timeout_ms)
 
     async def masters(self) -> dict[str, str]:
         """Returns {broker name: HOST:PORT of its master}, sorted. Raises BrokerUnavailable without a master."""
