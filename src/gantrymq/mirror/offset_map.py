@@ -16,7 +16,7 @@ class _Run(NamedTuple):
     first: int
     last: int
     target: int
-    count: int
+    copies: int
 
 
 class OffsetMap:
@@ -40,6 +40,6 @@ class OffsetMap:
             return None
         run = self._runs[index]
         if source_offset > run.last:
-            return run.target + run.count
+            return run.target + run.copies
         # Without gaps between the source offsets, the translation is exact.
-        return run.target + (source_offset - run.first if run.last - run.first == run.count - 1 else 0)
+        return run.target + (source_offset - run.first if run.last - run.first == run.copies - 1 else 0)
