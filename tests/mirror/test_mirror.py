@@ -82,8 +82,13 @@ async def test_copies_messages_and_topics(source: EmbeddedCluster, target: Embed
         )
         await producer.send(Message("orders", b"x" * 5000))
     async with AdminClient(source.name_server) as admin:
+
+        async def both_are_stored() -> bool:
+            table = (await admin.topic_stats("orders")).offset_table
+            return sum(offset.max_offset for offset in table.values()) == 2
+
         # The delayed message is copied after its delivery.
-        await until(lambda: delivered(admin, "orders", 2))
+        await until(both_are_stored)
     progress = await mirror_once(source, target, "ord*")
     assert (progress.copied, progress.lag, progress.failed) == (2, 0, [])
     copies = {message.body: message for message in await messages(target, "orders")}
@@ -95,11 +100,6 @@ async def test_copies_messages_and_topics(source: EmbeddedCluster, target: Embed
     async with AdminClient(target.name_server) as admin:
         config = await admin.topic_config(target.brokers[0], "orders")
         assert (config.read_queue_nums, config.write_queue_nums) == (3, 3)
-
-
-async def delivered(admin: AdminClient, topic: str, count: int) -> bool:
-    table = (await admin.topic_stats(topic)).offset_table
-    return sum(offset.max_offset - offset.min_offset for offset in table.values()) == count
 
 
 async def test_keeps_queues_and_their_order(source: EmbeddedCluster, target: EmbeddedCluster) -> None:
@@ -299,12 +299,12 @@ async def test_a_group_with_a_consumer_on_the_target_is_left_out(
     consumer = LitePullConsumer(target.name_server, "billing", auto_commit=False)
     consumer.subscribe("orders")
     async with consumer, AdminClient(target.name_server) as admin:
-        await until(lambda: has_consumer(admin, "billing"))
+
+        async def is_connected() -> bool:
+            with suppress(GantryError):
+                return bool((await admin.consumer_connection("billing")).connection_set)
+            return False
+
+        await until(is_connected)
         assert (await mirror_once(single, target, "orders", groups=["*"])).groups == 0
     assert await committed(target, "billing", QUEUE) is None
-
-
-async def has_consumer(admin: AdminClient, group: str) -> bool:
-    with suppress(GantryError):
-        return bool((await admin.consumer_connection(group)).connection_set)
-    return False
