@@ -162,7 +162,7 @@ def _start_members(servers: Servers, names: tuple[str, ...]) -> None:
         servers.etcd[int(name.removeprefix("etcd"))].start_again()
 
 
-FAULTS = {
+_FAULTS_OF_SERVERS = {
     "killed": Fault(("master",), _kill, _start, replaces_master=True),
     "ended": Fault(("master",), _terminate, _start, replaces_master=True, is_orderly=True),
     "stopped": Fault(("master",), _stop, _continue, replaces_master=True),
@@ -186,7 +186,8 @@ FAULTS = {
     "link to NameServer half-open": Fault(("master", "namesrv"), _half_open, _heal_link, LONG_S),
     "member killed": Fault(("etcd",), _kill_members, _start_members),
     "two members killed": Fault(("etcd", "etcd"), _kill_members, _start_members, LONG_S),
-    # These are faults of bench/faults.py only.
+}
+_FAULTS_OF_RUNS = {
     "slow": Fault(("master",), _slow, _heal, SOME_S),
     "lossy": Fault(("master",), _lossy, _heal, SOME_S),
     "link to slave slow": Fault(("master", "slave"), _slow, _heal_link, SOME_S),
@@ -205,8 +206,9 @@ FAULTS = {
     **{f"{client} stopped": Fault((client,), _stop, _continue) for client in CLIENTS},
 }
 
+FAULTS = _FAULTS_OF_SERVERS | _FAULTS_OF_RUNS
 #: Faults that only bench/faults.py has, and those of them that need libfaketime.
-OF_FAULT_RUNS = tuple(FAULTS)[list(FAULTS).index("slow") :]
+OF_FAULT_RUNS = tuple(_FAULTS_OF_RUNS)
 OF_CLOCKS = ("clock ahead", "clock behind")
 #: Faults that need several controllers with their state in etcd.
 OF_ETCD = tuple(name for name, fault in FAULTS.items() if "etcd" in fault.whom)

@@ -212,6 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser_of_options().parse_args(arguments)
     clocks = args.faketime or next((path for path in map(Path, FAKETIME) if path.exists()), None)
     faults = available(args.faults, args.controller, clocks)
+    if not faults:
+        print("this machine can have none of these faults", file=sys.stderr)
+        return 2
     if args.dir is None:
         directory = Path(tempfile.mkdtemp(prefix="gantrymq-faults-"))
     else:
@@ -249,4 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Like Ctrl-C. Otherwise a server that its fault has stopped would stay.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

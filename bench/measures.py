@@ -7,6 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from systems import Cluster, System
 
@@ -71,25 +72,36 @@ def is_steady(values: Sequence[float]) -> bool:
     return len(last) == _STEADY_ROUNDS and max(last) < min(last) * (1 + _STEADY_SHARE)
 
 
-def table(systems: Sequence[System], measures: Sequence[Measure]) -> str:
-    """Returns the table: medians (minimum to maximum) of the values.
+def columns(systems: Sequence[System]) -> list[str]:
+    """Returns the head of the table."""
+    names = [system.name for system in systems]
+    return ["", *names, *([f"{names[1]} : {names[0]}"] if len(names) == 2 else [])]
 
-    For two systems, it also has the ratio in each round.
+
+def rows(systems: Sequence[System], measures: Sequence[Measure]) -> list[list[Any]]:
+    """Returns the rows of the table: a name, and [median, minimum, maximum] of each system.
+
+    For two systems, the last cell is the ratio in each round. It is None if all values of the first system are 0.
     """
     names = [system.name for system in systems]
-    rows = [["", *names, *([f"{names[1]} : {names[0]}"] if len(names) == 2 else [])]]
+    found: list[list[Any]] = []
     for measure in measures:
-        row = [f"{measure.name} ({measure.unit})"]
-        row += [spread(measure.values[name]) for name in names]
+        row: list[Any] = [f"{measure.name} ({measure.unit})", *(spread(measure.values[name]) for name in names)]
         if len(names) == 2:
             pairs = zip(*(measure.values[name] for name in names), strict=True)
             ratios = [ours / theirs for theirs, ours in pairs if theirs]
-            row.append(spread(ratios) if ratios else "")
-        rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    rows.insert(1, ["-" * width for width in widths])
+            row.append(spread(ratios) if ratios else None)
+        found.append(row)
+    return found
+
+
+def table(systems: Sequence[System], measures: Sequence[Measure]) -> str:
+    """Returns the table as Markdown: medians (minimum to maximum) of the values."""
+    texts = [columns(systems), *([cell(value) for value in row] for row in rows(systems, measures))]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
+    texts.insert(1, ["-" * width for width in widths])
     return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in texts
     )
 
 
@@ -107,8 +119,17 @@ def more_expensive(systems: Sequence[System], measures: Sequence[Measure]) -> st
     return "\n".join(lines) or f"no row takes over {_MORE_EXPENSIVE_SHARE:.0%} more CPU time"
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
+def spread(values: Sequence[float]) -> list[float]:
+    """Returns the median, the minimum and the maximum, with six significant digits."""
+    return [float(f"{value:.6g}") for value in (statistics.median(values), min(values), max(values))]
+
+
+def cell(value: str | list[float] | None) -> str:
+    """Returns the text of a cell."""
+    if isinstance(value, list):
+        median, least, most = map(figure, value)
+        return f"{median} ({least} to {most})"
+    return value or ""
 
 
 def figure(value: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,15 @@ from pathlib import Path
 import systems
 from checkouts import checkout, python_of
 from loads import batches, latencies, pops, reads, sends, sync_flush_sends, topics
-from measures import Measure, more_expensive, progress, table
+from measures import Measure, columns, more_expensive, progress, rows, table
 from polls import polls
 from programs import SERIALIZE_TYPES
 from replication import measure_replication
+from result_files import conditions, put_run, read_result
 from servers import build, missing_tools
 from systems import GANTRY, JAVA, Cluster, System, cluster, gantry
+
+from gantrymq.kernels import native
 
 #: After this time without requests, a server's memory counts as idle memory. In seconds.
 IDLE_S = 5.0
@@ -67,6 +71,7 @@ def main() -> int:
     if missing:
         print(f"bench: {missing}", file=sys.stderr)
         return 1
+    run = conditions() | {"name": args.name or ", ".join(args.only)}
     build()
     compared = compared_systems(args)
     measures: list[Measure] = []
@@ -83,6 +88,11 @@ def main() -> int:
     if args.compare:
         print()
         print(more_expensive(compared, measures))
+    if args.out is not None:
+        run["versions"]["java"] = java_banner().split()[2]
+        run |= {"program": "bench/run.py", "options": shlex.join(sys.argv[1:]), "native": native is not None}
+        run |= {"rounds": args.rounds, "columns": columns(compared), "rows": rows(compared, measures)}
+        put_run(args.out, run)
     return 0
 
 
@@ -132,9 +142,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--compare", metavar="COMMIT", help="measure this project at COMMIT instead of Java's brokers")
     parser.add_argument("--systems", choices=["both", "java", "gantry"], help="(both)")
     parser.add_argument("--directory", type=Path, help="where the stores go (the system's temporary directory)")
+    parser.add_argument("--out", type=Path, help="add the table to this result file, such as bench/results/broker.json")
+    parser.add_argument("--name", help="name of the run in --out; a run of the same name is replaced (the kinds)")
     args = parser.parse_args()
     if args.compare and args.systems:
         parser.error("--compare names both systems: leave --systems out")
+    if args.out is not None:
+        try:
+            read_result(args.out)
+        except ValueError as e:
+            parser.error(f"--out: {e}")
     for name in args.only:
         needs = KINDS[name].needs if name in KINDS else None
         if needs and needs not in args.only:

@@ -12,14 +12,14 @@ the smallest user and system time of a command. The modules are compiled before:
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from result_files import conditions
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    before = conditions()
     with tempfile.TemporaryDirectory() as directory, EmbeddedCluster() as cluster:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -96,12 +97,7 @@ def main() -> None:
         of_first_test = first_test_s(Path(directory), environment, options.runs)
     result = {
         "program": "bench/start_times.py",
-        "machine": {"processors": os.cpu_count()},
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout.strip(),
+        **before,
         "runs": options.runs,
         "processor_s": {name: round(min(one[name] for one in rounds), 3) for name in of_commands},
         "first_test_processor_s": of_first_test,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,3 +47,35 @@ def test_a_row_with_over_3_percent_more_cpu_time_is_more_expensive(measures: Mod
     assert measures.more_expensive([old, new], [dear, equal, rate]) == "more expensive: sends: broker CPU: 4.0 %"
     unmeasured = measures.Measure("polls: broker CPU", "µs/message", {"old": [0.0, 0.0], "new": [0.0, 1.0]})
     assert measures.more_expensive([old, new], [equal, rate, unmeasured]) == "no row takes over 3% more CPU time"
+
+
+def test_a_run_in_a_result_file_is_replaced(measures: ModuleType, tmp_path: Path) -> None:
+    import result_files
+    from systems import System
+
+    systems = [System(name, lambda directory: None, lambda *_: None) for name in ("Java", "GantryMQ")]
+    sends = measures.Measure("sends: rate", "/s", {"Java": [100.0, 200.0, 123456.0], "GantryMQ": [300.0, 400.0, 500.0]})
+    run = result_files.conditions() | {"program": "bench/run.py", "name": "sends", "options": "--only sends"}
+    run |= {"rounds": 3, "columns": measures.columns(systems), "rows": measures.rows(systems, [sends])}
+    path = tmp_path / "result.json"
+    for name, rounds in (("reads", 1), ("sends", 2), ("sends", 3)):
+        result_files.put_run(path, run | {"name": name, "rounds": rounds})
+    result = json.loads(path.read_text())
+    assert [(each["name"], each["rounds"]) for each in result["runs"]] == [("reads", 1), ("sends", 3)]
+    assert result["runs"][1]["columns"] == ["", "Java", "GantryMQ", "GantryMQ : Java"]
+    assert result["runs"][1]["rows"] == [["sends: rate (/s)", [200, 100, 123456], [400, 300, 500], [2, 0.00405003, 3]]]
+    assert measures.table(systems, [sends]).splitlines()[-1].split(" | ")[1] == "200 (100 to 123,456)"
+    assert result["runs"][1]["machine"]["processors"]
+
+
+@pytest.mark.parametrize("text", ['{"rounds": []}', '{"runs": 10}', "[]", "no JSON"])
+def test_another_file_is_no_result_file(measures: ModuleType, tmp_path: Path, text: str) -> None:
+    import result_files
+
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is not a result file with runs"):
+        result_files.put_run(path, {"name": "sends"})
+    assert path.read_text() == text
+    with pytest.raises(ValueError, match="is not a directory"):
+        result_files.read_result(tmp_path / "away" / "result.json")

@@ -95,9 +95,9 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness: no violation was found in 19 faults of 19 kinds. The machine ran a full load of "
-        "other programs at a higher priority, so the times without service are upper limits. [Failover](#failover) "
-        "has the times without such a load.",
+        "A check of correctness. The run found no violation. The machine ran a full load of "
+        "other programs at a higher priority, and each time without service is a single sample. "
+        "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
     Section(
@@ -216,7 +216,15 @@ def runs_of(title: str, result: Json) -> list[Json]:
         return [{**result, **run} for run in result["runs"]]
     commit = result.get("commit") or ", ".join(result.get("commits", ())) or None
     rounds = len(result["rounds"]) if "rounds" in result else result.get("runs")
-    return [{**result, "name": title, "rounds": rounds, "commit": commit, "versions": {"python": result["python"]}}]
+    return [
+        {
+            **result,
+            "name": title,
+            "rounds": rounds,
+            "commit": commit,
+            "versions": result.get("versions") or {"python": result["python"]},
+        }
+    ]
 
 
 def _tables(result: Json) -> Iterator[str]:

@@ -10,14 +10,18 @@ import asyncio
 import logging
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from gantrymq.background.report import JobReport
 from gantrymq.errors import GantryError
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Timeout to receive a request and to send its response, in seconds. The server then closes the connection.
@@ -41,6 +45,12 @@ class Kind(Enum):
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
+
+
+def count_within(max_keys: int, counter: Counter[K], key: K, count: int = 1) -> None:
+    """Adds `count` to a counter. Does nothing for a new key if the counter has `max_keys` keys."""
+    if key in counter or len(counter) < max_keys:
+        counter[key] += count
 
 
 class Histogram:

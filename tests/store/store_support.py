@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from constants import change_constant
 
 from gantrymq.protocol.record import Record, decode_records, encode_host
+from gantrymq.store import message_index
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -147,7 +147,7 @@ def mapped_files(directory: Path) -> list[Path]:
 
 def limit_entries_read(patch: pytest.MonkeyPatch, count: int) -> None:
     """Makes a search by key give up after this many entries of the index."""
-    change_constant(patch, "message_index._MAX_STEPS", count)
+    patch.setattr(message_index, "_MAX_STEPS", count)
 
 
 def flushed(store: MessageStore) -> None:

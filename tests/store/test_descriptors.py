@@ -26,7 +26,7 @@ from gantrymq.system import files
 BEGIN = """
 import errno, os, resource, sys, threading
 from pathlib import Path
-sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
+sys.path.insert(0, sys.argv[1])
 from store_support import flushed, open_store, put, read_all
 from gantrymq.errors import StoreError
 root = Path(sys.argv[2])

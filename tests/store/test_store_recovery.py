@@ -125,7 +125,7 @@ def test_crash_without_checkpoint(tmp_path):
 WRITER = """
 import random, sys
 from pathlib import Path
-sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parent)]
+sys.path.insert(0, sys.argv[2])
 from store_support import open_store, put
 rng = random.Random()
 store = open_store(Path(sys.argv[1]))

@@ -79,6 +79,15 @@ def test_a_fault_that_the_machine_cannot_have_is_skipped(
     ]
 
 
+def test_a_run_without_faults_does_not_start(
+    faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--controller=sqlite", f"--dir={tmp_path / 'run'}", "--faults", "member killed"]
+    assert faults.main(options) == 2
+    assert capsys.readouterr().err.endswith("this machine can have none of these faults\n")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(300)

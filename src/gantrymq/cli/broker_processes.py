@@ -145,8 +145,10 @@ async def _fetched(address: str) -> str | None:
                 writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"Content-Length: (\d{1,9})\r", head)
-                if b" 200 " not in head.partition(b"\r\n")[0] or length is None or int(length[1]) > _PAGE_BYTES:
+                if b" 200 " not in head.partition(b"\r\n")[0] or length is None:
                     raise OSError("not a page of metrics")
+                if int(length[1]) > _PAGE_BYTES:
+                    raise OSError(f"a page of {int(length[1])} bytes: at most {_PAGE_BYTES} are read")
                 return (await reader.readexactly(int(length[1]))).decode()
             finally:
                 writer.close()

@@ -20,7 +20,7 @@ class RouteResponse(NamedTuple):
 
 
 def joined(answers: Sequence[RouteResponse], known: TopicRouteData | None) -> RouteResponse:
-    """Merges all responses. Of the older route `known`, only awaited brokers are used."""
+    """Merges all responses, and adds the awaited brokers of the older route `known`."""
     awaited = frozenset().union(*(answer.awaited for answer in answers))
     routes = [answer.route for answer in answers if answer.route is not None]
     names = {queues.broker_name for route in routes for queues in route.queue_datas}

@@ -152,7 +152,7 @@ class Routes:
         self._changed: dict[str, float] = {}
         #: Topics that do not exist yet. Their routes have the brokers that will create them.
         self._expected: set[str] = set()
-        #: Brokers that the cached route of a topic lacks, because no NameServer has run for a registration period.
+        #: Topic -> brokers that may still register. They are missing in its cached route, and each NameServer is young.
         self._awaited: dict[str, frozenset[str]] = {}
         self._looked: dict[str, float] = {}
         #: Brokers that create topics automatically, and the time of the request.

@@ -8,7 +8,7 @@
 A queue is a topic, and its workers are one consumer group. One worker pops each message; no other worker gets the
 message while this worker lives. A task with an ETA is a timer message. Limits: docs/integrations.md.
 
-Exchanges and bindings are those of `kombu.transport.virtual`, which exist in each process separately.
+Exchanges and bindings come from `kombu.transport.virtual`. Each process has its own.
 """
 
 from __future__ import annotations

@@ -386,11 +386,15 @@ class MessageExt(Message):
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={size} bytes>"
 
     @property
-    def properties(self) -> dict[str, str]:  # type: ignore[override]
-        """The properties, decoded on first access. You can change the dictionary, but not replace it."""
+    def properties(self) -> dict[str, str]:
+        """The properties. They are decoded on first access."""
         if self._properties is None:
             self._properties = decode_properties(self._raw_properties)
         return self._properties
+
+    @properties.setter
+    def properties(self, properties: dict[str, str]) -> None:
+        self._properties = properties
 
     @property
     def born_host(self) -> str:

@@ -35,7 +35,7 @@ class _Input:
 
 
 class IncompleteInputs:
-    """The incomplete inputs of one server. Callers pass the current time; there is no timer."""
+    """Limits the size and the age of partly received inputs of one server. Callers pass the current time."""
 
     def __init__(self, max_bytes: int = INCOMPLETE_INPUTS_BYTES, deadline_s: float = DEADLINE_S) -> None:
         self._max_bytes = max_bytes

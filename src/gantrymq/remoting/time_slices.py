@@ -16,9 +16,9 @@ Rules:
    frame, are deferred to later rounds.
 3. If deferred input exceeds WAITING_READS_BYTES, only cheap connections are read until half of it has been handled.
 4. Deferred connections get WAITING_S of each round. The rest of a read that exceeded its slice is also served in this
-   time. Connections with little recorded use alternate with busy ones, so that neither group starves the other. Of the
-   busy ones, the one with the least CPU time comes first. Used CPU time expires, also for waiting connections. After 2
-   s, a waiting connection comes before all newly deferred ones.
+   time. Connections with little recorded use alternate with busy connections, so that neither group starves the other.
+   Among the busy connections, the connection with the least CPU time comes first. Used CPU time expires, also for
+   waiting connections. After 2 s, a waiting connection comes before all newly deferred connections.
 5. A slice ends by wall time, because other connections wait that long. Usage counts as CPU time, which costs 0.5 us
    more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall time
    counted, a cheap client would be deferred for seconds.

@@ -48,8 +48,7 @@ class TlsConfig:
 
     #: Versions that servers and clients use, separated by commas. None allows TLSv1.2 and TLSv1.3.
     tls_protocols: str | None = field(default=None, metadata={"key": "tls.protocols"})
-    #: Cipher suites that servers and clients use, separated by commas, with the names of the IANA or of OpenSSL. None
-    #: uses Python's default.
+    #: Cipher suites of servers and clients: names of IANA or OpenSSL, separated by commas. None uses Python's default.
     tls_ciphers: str | None = field(default=None, metadata={"key": "tls.ciphers"})
 
     #: If no certificate is configured, create one when the first client uses TLS (see `server_tls.py`).

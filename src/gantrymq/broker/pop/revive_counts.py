@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import TypeVar
 
+from gantrymq.metrics import count_within
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint
-
-K = TypeVar("K")
 
 #: Java's names of the kinds of records (`PopReviveMessageType`).
 _CHECKPOINT, _ACK = "CK", "ACK"
@@ -32,26 +30,21 @@ class ReviveCounts:
 
     def add_written(self, record: Checkpoint | Ack) -> None:
         """Counts a record that was written to the revive log."""
-        _count(self.written, (record.group, record.topic, _kind(record)))
+        count_within(MAX_KEYS, self.written, (record.group, record.topic, _kind(record)))
 
     def add_read(self, record: Checkpoint | Ack, queue_id: int) -> None:
         """Counts a record that was read from a queue of the revive log."""
-        _count(self.read, (record.group, record.topic, _kind(record), queue_id))
+        count_within(MAX_KEYS, self.read, (record.group, record.topic, _kind(record), queue_id))
 
     def add_redelivered(self, checkpoint: Checkpoint) -> None:
         """Counts a message of a checkpoint that was stored again."""
-        _count(self.redelivered, (checkpoint.group, checkpoint.topic))
+        count_within(MAX_KEYS, self.redelivered, (checkpoint.group, checkpoint.topic))
 
     def topics_deleted(self, topics: Collection[str]) -> None:
         """Removes the counters of deleted topics."""
         self.written = Counter({key: count for key, count in self.written.items() if key[1] not in topics})
         self.read = Counter({key: count for key, count in self.read.items() if key[1] not in topics})
         self.redelivered = Counter({key: count for key, count in self.redelivered.items() if key[1] not in topics})
-
-
-def _count(counter: Counter[K], key: K) -> None:
-    if key in counter or len(counter) < MAX_KEYS:
-        counter[key] += 1
 
 
 def _kind(record: Checkpoint | Ack) -> str:

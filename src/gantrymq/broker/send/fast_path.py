@@ -91,9 +91,9 @@ class PlainSends:
         #: Longest wait of a response, in ms -> native object.
         self._sends: dict[int, _Sends] = {}
         self._new_sends: Callable[[], _Sends] | None = None
-        #: The connection on which the last call stopped at a header that `cache` may cache.
+        #: Connection of the last native call, if it ended at an unknown header. `cache` can add the header.
         self._asks: Connection | None = None
-        #: The native object of this last call.
+        #: The native object of that call.
         self._asking: _Sends | None = None
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:

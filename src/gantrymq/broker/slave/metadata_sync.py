@@ -53,7 +53,7 @@ _TAKE_S = 0.1
 #: Large tables need a long timeout (`BrokerOuterAPI`). A failed request for a small table is repeated soon.
 _TIMEOUT_MS = 30_000
 _SMALL_TIMEOUT_MS = 3000
-#: A Java long has fewer digits.
+#: Maximum number of digits of a number in a table. A Java long has at most 19.
 _MOST_DIGITS = 20
 #: Names of the tables that are applied when the log is long enough.
 _OFFSETS = "offsets of consumers"

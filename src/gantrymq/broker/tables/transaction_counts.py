@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from gantrymq.metrics import Histogram
+from gantrymq.metrics import Histogram, count_within
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 
 #: Upper bounds of the latency of commits, in seconds (`BrokerMetricsManager`).
 _LATENCY_BOUNDS_S = (5, 60, 600, 3600, 43_200, 86_400)
+#: Maximum number of topics in each table: decisions about half messages of deleted topics can add more and more.
+MAX_TOPICS = 65_536
 
 
 class TransactionCounts:
-    """Counts half messages by target topic. Deleted topics are removed, so the topics bound the tables.
+    """Counts half messages by target topic. Each table has at most MAX_TOPICS topics.
+
+    A deleted topic is removed. A later decision about one of its half messages adds it again.
 
     After a start, and after each change of role, `TransactionStates` counts the open ones in the log. A damaged half
     message stays counted until no transaction is open.
@@ -33,14 +37,16 @@ class TransactionCounts:
 
     def stored(self, topic: str, count: int = 1) -> None:
         """Counts new half messages."""
-        self.open[topic] += count
+        count_within(MAX_TOPICS, self.open, topic, count)
 
     def ended(self, verdict: int, topic: str, age_ms: int, count: int = 1) -> None:
         """Counts commits or rollbacks. `age_ms`: time since the half messages were born, in ms."""
         if verdict != TRANSACTION_COMMIT:
-            self.rollbacks[topic] += count
+            count_within(MAX_TOPICS, self.rollbacks, topic, count)
             return
-        self.commits[topic] += count
+        count_within(MAX_TOPICS, self.commits, topic, count)
+        if topic not in self.commits:
+            return
         latency = self.latencies_s.get(topic)
         if latency is None:
             latency = self.latencies_s[topic] = Histogram(_LATENCY_BOUNDS_S)

@@ -259,7 +259,7 @@ class QueueReader:
         return is_enough or monotonic() >= self._until
 
     async def _pull(self, part: QueueRange, count: int) -> list[tuple[int, int, Row]]:
-        """Returns the next rows as (store time, offset, row). Empty if deleted, or if the broker fails."""
+        """Returns the next rows as (store time, offset, row). Empty if they were deleted or the broker fails."""
         async with self._pulls, self._view.bodies:
             try:
                 result = await transport_of(self._view.admin).api.pull_at_once(

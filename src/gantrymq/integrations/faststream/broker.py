@@ -55,7 +55,7 @@ from gantrymq.protocol.message import MessageExt
 PROTOCOL = "rocketmq"
 
 
-#: Longest message id, in characters: an offset id with an IPv6 address. FastStream's log cuts longer ids.
+#: Longest message id, in characters: an offset id with an IPv6 address. FastStream's log truncates longer ids.
 _MAX_MESSAGE_ID = 56
 
 
