@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,9 @@ def mirror(
     ],
     groups: Annotated[
         list[str] | None,
-        typer.Option("--groups", metavar="PATTERN", help="Groups whose offsets are translated. Several times, too."),
+        typer.Option(
+            "--groups", metavar="PATTERN", help="Groups whose offsets are copied. Can be given several times."
+        ),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--from", metavar="HOST:PORT;...", help="NameServers of the source.")
@@ -66,7 +69,8 @@ def mirror(
 ) -> None:
     """Copy topics and the offsets of groups to another cluster, until Ctrl-C or --once.
 
-    A new start continues where the last one ended. With --once, the exit code is 1 if a queue could not be copied.
+    A new start continues where the last one ended. With --once, the exit code is 1 if a queue or an offset could not be
+    copied.
     """
     sides: list[Target] = []
     for flag, servers, context, tls, acl in (
@@ -83,11 +87,16 @@ def mirror(
         topics=topics, groups=groups or (), state_topic=state_topic, rename=rename, rate=rate, once=once
     )
 
-    async def main(stop: asyncio.Event) -> Progress:
-        return await _mirror(sides[0], sides[1], options, json, stop)
+    async def main(stop: asyncio.Event) -> tuple[Progress, bool]:
+        progress = await _mirror(sides[0], sides[1], options, json, stop)
+        return progress, stop.is_set()
 
-    progress = run(main)
-    if progress is not None and once and (progress.failed or progress.failed_groups):
+    result = run(main)
+    if not once:
+        return
+    if result is None or result[1]:
+        raise typer.Exit(128 + signal.SIGTERM)
+    if result[0].failed or result[0].failed_groups:
         raise typer.Exit(1)
 
 

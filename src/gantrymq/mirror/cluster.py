@@ -25,8 +25,9 @@ from gantrymq.protocol.topic_name import TOOLS_GROUP
 PRODUCER_GROUP = "gantry_mirror"
 #: Longest time that a broker waits for a new message, and the timeout of such a pull, in ms.
 SUSPEND_MS, SUSPEND_TIMEOUT_MS = 15_000, 30_000
-#: Largest number of messages and bytes of a pull. Java's brokers return at most 32 messages.
-PULL_MESSAGES, PULL_BYTES = 1024, 4 * 1024 * 1024
+#: Largest number of messages and bytes of a pull. Java's brokers return at most 32 messages. Each queue has one pull in
+#: memory, so the number of queues limits the bytes.
+PULL_MESSAGES, PULL_BYTES = 1024, 1024 * 1024
 
 
 class Pulled(NamedTuple):
@@ -34,6 +35,13 @@ class Pulled(NamedTuple):
 
     messages: list[MessageExt]
     next_offset: int
+    end: int
+
+
+class Bounds(NamedTuple):
+    """The first offset of a queue, and the offset of its next new message."""
+
+    begin: int
     end: int
 
 
@@ -92,12 +100,12 @@ class Cluster:
     def _unavailable(self, queue: MessageQueue) -> BrokerUnavailable:
         return BrokerUnavailable(f"broker {queue.broker_name!r} of topic {queue.topic!r} is not reachable at present")
 
-    async def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+    async def bounds(self, queue: MessageQueue) -> Bounds:
         """Returns the first offset and the end of the queue."""
         address = await self.address(queue)
         topic, queue_id = queue.topic, queue.queue_id
         end = await self._api.max_offset(address, topic, queue_id, self._timeout_ms)
-        return await self._api.min_offset(address, topic, queue_id, self._timeout_ms), end
+        return Bounds(await self._api.min_offset(address, topic, queue_id, self._timeout_ms), end)
 
     async def pull(
         self, queue: MessageQueue, offset: int, max_messages: int = PULL_MESSAGES, *, waits: bool = False

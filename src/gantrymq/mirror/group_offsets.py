@@ -15,6 +15,7 @@ from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import Cluster
 from gantrymq.mirror.queue_copier import QueueCopier
+from gantrymq.mirror.state import StateTopic
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import is_system_group
@@ -25,11 +26,12 @@ log = peer_log(__name__)
 class GroupOffsets:
     """Translates and commits the offsets of the groups that match one of `patterns`."""
 
-    def __init__(self, source: Cluster, target: Cluster, patterns: Sequence[str]) -> None:
+    def __init__(self, source: Cluster, target: Cluster, state: StateTopic, patterns: Sequence[str]) -> None:
         #: Number of offsets that were committed.
         self.committed = 0
         self._source = source
         self._target = target
+        self._state = state
         self._patterns = patterns
         #: (address, group) of the groups that exist on the target.
         self._created: set[tuple[str, str]] = set()
@@ -78,7 +80,7 @@ class GroupOffsets:
         for queue, offsets in by_queue.items():
             known = [offset for offset in offsets if offset is not None]
             if len(known) < len(offsets):
-                # The group has not begun to consume one of the source queues.
+                # The group has not begun to consume one of the source queues, or its position is not located yet.
                 continue
             before = await self._target.committed_offset(queue, group)
             if before is None or before < min(known):
@@ -88,14 +90,17 @@ class GroupOffsets:
 
     async def _translate(self, group: str, copier: QueueCopier) -> int | None:
         offset = await self._source.committed_offset(copier.queue, group)
-        if offset is None:
+        if offset is None or not copier.is_located:
             return None
         known = self._translated.get((group, copier.queue))
         if known is not None and known[0] == offset:
             return known[1]
         is_final = offset < copier.position.source_offset
-        translated = await copier.translate(offset)
-        if translated is not None and is_final:
+        translated = copier.translate(offset)
+        if translated is None:
+            start = await self._state.target_offset_before(copier.key, copier.position.generation, offset)
+            translated = await copier.search(offset, start)
+        if is_final:
             self._translated[group, copier.queue] = offset, translated
         return translated
 

@@ -14,6 +14,7 @@ from gantrymq.errors import ClientError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import Cluster
 from gantrymq.mirror.group_offsets import GroupOffsets
+from gantrymq.mirror.origin import SourceQueue
 from gantrymq.mirror.progress import FailedQueue, Progress
 from gantrymq.mirror.queue_copier import QueueCopier, Refused
 from gantrymq.mirror.rate_limit import RateLimit
@@ -90,9 +91,9 @@ class Mirror:
         self._options = options
         self._on_progress = on_progress
         self._rate_limit = RateLimit(options.rate)
-        self._groups = GroupOffsets(source, target, options.groups)
-        self._failed_groups: list[str] = []
         self._state = StateTopic(target, options.state_topic)
+        self._groups = GroupOffsets(source, target, self._state, options.groups)
+        self._failed_groups: list[str] = []
         #: Positions of the stored state, including those of queues that this mirror does not copy.
         self._positions: dict[str, Position] = {}
         self._copiers: dict[MessageQueue, QueueCopier] = {}
@@ -129,14 +130,15 @@ class Mirror:
         await self._state.create()
         await self._until_routed(self._state.topic)
         self._positions = (await self._state.read()).positions
-        if not await self._topics():
+        topics = await self._topics()
+        if not topics:
             raise ClientError(f"no topic of the source is like {', '.join(map(repr, self._options.topics))}")
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._store_state())
                 if self._options.groups and not self._options.once:
                     tasks.create_task(self._translate_groups())
-                ends = [tasks.create_task(_wait(stop)), tasks.create_task(self._copy_all(tasks))]
+                ends = [tasks.create_task(_wait(stop)), tasks.create_task(self._copy_all(tasks, topics))]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 # Cancels all other tasks. The next start finds the copies whose responses are lost by this.
                 raise _StoppedError
@@ -155,10 +157,11 @@ class Mirror:
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
-    async def _copy_all(self, tasks: asyncio.TaskGroup) -> None:
+    async def _copy_all(self, tasks: asyncio.TaskGroup, topics: Sequence[str]) -> None:
         """Starts a task for each queue, and looks for new ones. With `once`, returns when all queues are copied."""
         while True:
-            running = [tasks.create_task(self._copy(self._copiers[queue])) for queue in await self._new_queues()]
+            new = await self._new_queues(topics)
+            running = [tasks.create_task(self._copy(self._copiers[queue])) for queue in new]
             if self._options.once:
                 if running:
                     await asyncio.wait(running)
@@ -166,6 +169,10 @@ class Mirror:
                     self._failed_groups = await self._groups.commit(self._copiers.values())
                 return
             await asyncio.sleep(TOPICS_INTERVAL_S)
+            try:
+                topics = await self._topics()
+            except GantryError as e:
+                log.warning("the topics of the source cannot be listed: %s", e)
 
     async def _copy(self, copier: QueueCopier) -> None:
         """Copies one queue, with retries."""
@@ -211,7 +218,7 @@ class Mirror:
 
     async def _write_state(self) -> None:
         """Stores the positions if they have changed, and reports the progress. Logs a failure."""
-        positions = self._positions | {_key(queue): copier.position for queue, copier in self._copiers.items()}
+        positions = self._positions | {copier.key: copier.position for copier in self._copiers.values()}
         if positions != self._positions:
             try:
                 await self._state.write(positions)
@@ -233,14 +240,9 @@ class Mirror:
             and (topic in patterns or (not _is_special(topic) and any(fnmatchcase(topic, p) for p in patterns)))
         ]
 
-    async def _new_queues(self) -> list[MessageQueue]:
+    async def _new_queues(self, topics: Sequence[str]) -> list[MessageQueue]:
         """Creates copiers for queues that have none, and returns the queues. Logs failures."""
         new: list[MessageQueue] = []
-        try:
-            topics = await self._topics()
-        except GantryError as e:
-            log.warning("the topics of the source cannot be listed: %s", e)
-            return new
         for topic in topics:
             try:
                 self._source.forget_route(topic)
@@ -264,15 +266,13 @@ class Mirror:
             raise ClientError(f"topic {target_topic!r} of the target has no writable queue")
         sources = sorted({queue.broker_name for queue in await self._source.queues(topic)})
         for queue in queues:
-            position = self._positions.get(_key(queue))
-            if position is None:
+            origin = SourceQueue(await self._source.cluster_of(queue), queue.broker_name, queue.queue_id)
+            position = self._positions.get(origin.key(topic))
+            if position is None or position.target_topic != target_topic:
+                generation = 0 if position is None else position.generation + 1
                 broker = target_broker(queue.broker_name, sources, list(counts))
-                target_queue = MessageQueue(target_topic, broker, queue.queue_id % counts[broker])
-            else:
-                target_queue = MessageQueue(target_topic, position.target_broker, position.target_queue_id)
-            self._copiers[queue] = QueueCopier(
-                self._source, self._target, queue, target_queue, position, self._rate_limit
-            )
+                position = Position(target_topic, broker, queue.queue_id % counts[broker], generation=generation)
+            self._copiers[queue] = QueueCopier(self._source, self._target, queue, origin, position, self._rate_limit)
 
     async def _create(self, topic: str, target_topic: str) -> None:
         """Creates the topic on all masters of the target if none has it, with the configuration of the source."""
@@ -328,10 +328,6 @@ def target_broker(broker: str, sources: Sequence[str], targets: Sequence[str]) -
 
 def _is_special(topic: str) -> bool:
     return is_system_topic(topic) or topic.startswith("%")
-
-
-def _key(queue: MessageQueue) -> str:
-    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
 def _name(queue: MessageQueue) -> str:

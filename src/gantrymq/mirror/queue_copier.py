@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from gantrymq.errors import BrokerError, IllegalMessage, ProtocolError
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import PULL_MESSAGES, Cluster
+from gantrymq.mirror.copies import FIRST_STEP, Copies
 from gantrymq.mirror.offset_map import OffsetMap
 from gantrymq.mirror.origin import SourceQueue, is_loop
 from gantrymq.mirror.rate_limit import RateLimit
@@ -26,10 +29,6 @@ log = peer_log(__name__)
 
 #: Largest size of the bodies and properties of a batch, in bytes. Brokers accept 4 MiB by default.
 BATCH_BYTES = 1024 * 1024
-#: Number of target messages that one step of the search for the newest copy reads.
-_SEARCH_STEP = PULL_MESSAGES
-#: Number of messages of one pull of the search for an offset.
-_PROBE = 32
 
 
 class Refused(IllegalMessage):
@@ -57,13 +56,16 @@ class QueueCopier:
         source: Cluster,
         target: Cluster,
         queue: MessageQueue,
-        target_queue: MessageQueue,
-        position: Position | None,
+        origin: SourceQueue,
+        position: Position,
         rate_limit: RateLimit,
     ) -> None:
         self.queue = queue
-        self.target_queue = target_queue
-        self.position = position or Position(target_queue.broker_name, target_queue.queue_id, 0, 0)
+        self.target_queue = MessageQueue(position.target_topic, position.target_broker, position.target_queue_id)
+        self.position = position
+        #: Key of the position in the state.
+        self.key = origin.key(queue.topic)
+        self.is_located = False
         self.copied = 0
         self.left_out = 0
         #: End of the source queue at the last pull.
@@ -71,10 +73,11 @@ class QueueCopier:
         self._source = source
         self._target = target
         self._rate_limit = rate_limit
-        self._has_position = position is not None
-        self._is_located = False
+        self._origin = origin
+        self._copies = Copies(source, target, queue, self.target_queue, origin)
         self._offset_map = OffsetMap()
-        self._origin: SourceQueue | None = None
+        #: If set, the target queue has lost its messages before this offset, and copies from it on do not count.
+        self._lost_before: int | None = None
         self._target_clusters: Collection[str] = ()
 
     @property
@@ -84,7 +87,7 @@ class QueueCopier:
 
     def failed(self) -> None:
         """Call this after `step` has raised. The next step requests routes again and searches the target."""
-        self._is_located = False
+        self.is_located = False
         self._source.forget_route(self.queue.topic)
         self._target.forget_route(self.target_queue.topic)
 
@@ -95,123 +98,90 @@ class QueueCopier:
             Refused: The target refuses a message. The messages before it are copied.
             GantryError: A request failed.
         """
-        if not self._is_located:
+        if not self.is_located:
             await self._locate()
         limit = self._rate_limit.largest(PULL_MESSAGES)
         offset = self.position.source_offset
         pulled = await self._source.pull(self.queue, offset, limit, waits=waits)
         self.end = pulled.end
-        if not pulled.messages and pulled.next_offset != offset:
-            log.warning(
-                "topic %s, queue %d of %s: the source has no message at offset %d, continuing at %d",
-                *self.queue[::2],
-                self.queue.broker_name,
-                offset,
-                pulled.next_offset,
-            )
-        for request in _requests(self._copies(pulled.messages)):
+        if pulled.next_offset < offset:
+            # The source has lost its newest messages, or its topic was created again.
+            self.is_located = False
+            return
+        # A position of 0 is before the first message if the source has removed old messages.
+        if not pulled.messages and pulled.next_offset != offset != 0:
+            log.warning("%s: no message at offset %d, continuing at %d", self._name, offset, pulled.next_offset)
+        for request in _requests(self._encoded(pulled.messages)):
             await self._rate_limit.take(len(request))
             await self._send(request)
+            if not self.is_located:
+                return
         self._advance(pulled.next_offset, self.position.target_offset)
 
     def _advance(self, source_offset: int, target_offset: int) -> None:
-        queue = self.target_queue
-        self.position = Position(queue.broker_name, queue.queue_id, source_offset, target_offset)
+        self.position = msgspec.structs.replace(self.position, source_offset=source_offset, target_offset=target_offset)
+
+    @property
+    def _name(self) -> str:
+        return f"topic {self.queue.topic}, queue {self.queue.queue_id} of {self.queue.broker_name}"
 
     # -- the position -------------------------------------------------------------------------------------------
 
     async def _locate(self) -> None:
         """Sets the position after the newest copy in the target queue."""
         self._offset_map.clear()
-        cluster = await self._source.cluster_of(self.queue)
-        origin = self._origin = SourceQueue(cluster, self.queue.broker_name, self.queue.queue_id)
         self._target_clusters = await self._target.cluster_names()
-        begin, end = await self._target.bounds(self.target_queue)
+        # Raises if there is no master: a slave can lack copies.
+        await self._target.address(self.target_queue, master=True)
         position = self.position
-        if not self._has_position:
-            first, _ = await self._source.bounds(self.queue)
-            self._advance(first, begin)
-            position = self.position
-        elif position.target_offset > end:
-            # The broker lost the end of the queue in a crash, or the topic was created again.
+        source = await self._source.bounds(self.queue)
+        begin, end = await self._target.bounds(self.target_queue)
+        if self._lost_before is not None:
+            end = self._lost_before
+        target_is_behind = position.target_offset > end
+        # The newest copy is usually before the position. It shows whether the source still has its message.
+        floor = begin if target_is_behind else max(begin, position.target_offset - FIRST_STEP)
+        newest = await self._copies.newest(begin, floor, end, source)
+        source_is_behind = newest.is_replaced or position.source_offset > source.end
+        if source_is_behind:
+            # Raises if there is no master: a slave can lag behind, and only a master shows that messages are lost.
+            await self._source.address(self.queue, master=True)
+        if target_is_behind or source_is_behind:
+            source_offset = source.begin if newest.source_offset is None else newest.source_offset + 1
             log.warning(
-                "topic %s, queue %d of %s: the target ends at offset %d, before the stored offset %d; searching all of "
-                "it for the newest copy",
-                *self.target_queue[::2],
-                self.target_queue.broker_name,
-                end,
-                position.target_offset,
+                "%s: %s lost messages, or its topic was created again; continuing at offset %d",
+                self._name,
+                "the source has" if source_is_behind else "the target has",
+                source_offset,
             )
-            first, _ = await self._source.bounds(self.queue)
-            self._advance(first, begin)
-            position = self.position
-        found = await self._newest_copy(origin, max(begin, position.target_offset), end)
-        if found is not None:
-            source_offset, target_offset = found
-            self._advance(max(source_offset + 1, position.source_offset), target_offset + 1)
-        self._has_position = self._is_located = True
-
-    async def _newest_copy(self, origin: SourceQueue, floor: int, end: int) -> tuple[int, int] | None:
-        """Returns source and target offset of the newest copy from `floor` on. Searches backwards from `end`."""
-        while floor < end:
-            start = max(floor, end - _SEARCH_STEP)
-            offset, found = start, None
-            while offset < end:
-                pulled = await self._target.pull(self.target_queue, offset)
-                for message in pulled.messages:
-                    if message.queue_offset < end and (source_offset := origin.offset_of(message)) is not None:
-                        found = source_offset, message.queue_offset
-                if pulled.next_offset <= offset:
-                    break
-                offset = pulled.next_offset
-            if found is not None:
-                return found
-            end = start
-        return None
+            self._advance(source_offset, end)
+            self.position = msgspec.structs.replace(self.position, generation=position.generation + 1)
+        elif newest.source_offset is not None:
+            self._advance(
+                max(newest.source_offset + 1, position.source_offset),
+                max(newest.target_offset + 1, position.target_offset),
+            )
+        self._lost_before = None
+        self.is_located = True
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
-    async def translate(self, source_offset: int) -> int | None:
-        """Returns the offset of the first copy from `source_offset` on, or a lower offset of the target queue.
-
-        The result is None while the position is unknown. Raises the errors of a pull.
-        """
-        if not self._is_located or self._origin is None:
-            return None
+    def translate(self, source_offset: int) -> int | None:
+        """Returns the offset of the first copy from `source_offset` on, or a lower one; None if `search` is needed."""
         if source_offset >= self.position.source_offset:
             return self.position.target_offset
-        translated = self._offset_map.translate(source_offset)
-        return await self._search(self._origin, source_offset) if translated is None else translated
+        return self._offset_map.translate(source_offset)
 
-    async def _search(self, origin: SourceQueue, source_offset: int) -> int:
-        """Searches the target queue by bisection: its copies are in the order of their source offsets."""
-        low, _ = await self._target.bounds(self.target_queue)
-        high = self.position.target_offset
-        while low < high:
-            middle = (low + high) // 2
-            found = await self._first_copy(origin, middle, high)
-            if found is not None and found[0] < source_offset:
-                low = found[1] + 1
-            else:
-                high = middle
-        return low
-
-    async def _first_copy(self, origin: SourceQueue, start: int, end: int) -> tuple[int, int] | None:
-        """Returns source and target offset of the first copy from `start` to before `end`."""
-        while start < end:
-            pulled = await self._target.pull(self.target_queue, start, _PROBE)
-            for message in pulled.messages:
-                if message.queue_offset < end and (source_offset := origin.offset_of(message)) is not None:
-                    return source_offset, message.queue_offset
-            if pulled.next_offset <= start:
-                break
-            start = pulled.next_offset
-        return None
+    async def search(self, source_offset: int, start: int | None) -> int:
+        """Returns the same as `translate`. The search begins at `start`, or at the begin of the target queue."""
+        end = self.position.target_offset
+        if start is None:
+            start = (await self._target.bounds(self.target_queue)).begin
+        return await self._copies.first(source_offset, start, end)
 
     # -- copies -------------------------------------------------------------------------------------------------
 
-    def _copies(self, messages: Sequence[MessageExt]) -> Iterator[_Copy]:
-        assert self._origin is not None, "step has located the position"
+    def _encoded(self, messages: Sequence[MessageExt]) -> Iterator[_Copy]:
         for message in messages:
             if message.is_damaged:
                 log.error("message at %s is not readable and is not copied", message.place)
@@ -249,10 +219,17 @@ class QueueCopier:
                 ) from e
             for copy in request:
                 await self._send([copy])
+                if not self.is_located:
+                    break
             return
         self.copied += len(request)
         target_offset = self.position.target_offset
         if result.queue.queue_id == self.target_queue.queue_id:
+            if result.queue_offset < target_offset:
+                # A failover or a new topic of the same name: the target queue has lost copies.
+                self._lost_before = result.queue_offset
+                self.is_located = False
+                return
             target_offset = result.queue_offset + len(request)
             last = request[-1].message.queue_offset
             self._offset_map.add(first.queue_offset, last, result.queue_offset, len(request))

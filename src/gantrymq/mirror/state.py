@@ -5,7 +5,8 @@ goes to any broker that accepts it, and a read takes the newest state of all bro
 
 Terms:
 - `source_offset`: the mirror has handled all messages of the source queue before this offset.
-- `target_offset`: the newest copy that the state covers is before this offset of the target queue.
+- `target_offset`: all later messages of the source queue have a copy from this offset of the target queue on.
+- `generation`: its number increases if one of the two offsets decreases. Older positions then do not count.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gantrymq.mirror.cluster import Cluster
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.message import MessageExt, MessageQueue
+from gantrymq.protocol.properties import MIRROR_ORIGIN
 from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
@@ -30,14 +32,16 @@ _SEARCHED = 32
 class Position(msgspec.Struct, rename="camel", frozen=True):
     """The position in one source queue, and the target queue that gets its messages."""
 
+    target_topic: str
     target_broker: str
     target_queue_id: int
-    source_offset: int
-    target_offset: int
+    source_offset: int = 0
+    target_offset: int = 0
+    generation: int = 0
 
 
 class State(msgspec.Struct, rename="camel"):
-    """All positions, by `topic/broker/queue` of the source. `written_at` is in ms since the epoch."""
+    """All positions, by `cluster/topic/broker/queue` of the source. `written_at` is in ms since the epoch."""
 
     written_at: int = 0
     positions: dict[str, Position] = {}
@@ -84,6 +88,27 @@ class StateTopic:
                 start = pulled.next_offset
         return newest
 
+    async def target_offset_before(self, key: str, generation: int, source_offset: int) -> int | None:
+        """Returns the target offset of the newest stored position that is not after `source_offset`, or None.
+
+        Searches each queue by bisection, because states are stored in the order of their positions.
+        """
+        newest: int | None = None
+        for queue in await self._target.queues(self.topic):
+            low, high = await self._target.bounds(queue)
+            while low < high:
+                middle = (low + high) // 2
+                messages = (await self._target.pull(queue, middle, 1)).messages
+                state = _decoded(messages[0]) if messages else None
+                position = state.positions.get(key) if state is not None else None
+                if position is not None and (position.generation, position.source_offset) > (generation, source_offset):
+                    high = middle
+                    continue
+                low = middle + 1
+                if position is not None and position.generation == generation:
+                    newest = max(newest or 0, position.target_offset)
+        return newest
+
     async def write(self, positions: dict[str, Position]) -> None:
         """Stores the positions on the first broker that accepts them. Raises the error of the last broker."""
         self._target.forget_route(self.topic)
@@ -100,6 +125,9 @@ class StateTopic:
 
 
 def _decoded(message: MessageExt) -> State | None:
+    if MIRROR_ORIGIN in message.properties:
+        # Another mirror has copied a state topic into this one.
+        return None
     try:
         return decode_json(message.body, State)
     except BodyError as e:
