@@ -51,6 +51,7 @@ async def test_the_documented_permissions_are_sufficient() -> None:
             {
                 "Topic:orders": ["Sub", "Get"],
                 "Group:billing": ["Sub", "Get"],
+                "Group:*": ["List"],
                 "Group:TOOLS_CONSUMER": ["Sub"],
             },
         )
@@ -60,6 +61,7 @@ async def test_the_documented_permissions_are_sufficient() -> None:
                 "Topic:orders": ["Create", "Pub", "Sub", "Get"],
                 "Topic:gantry_mirror": ["Create", "Pub", "Sub", "Get"],
                 "Group:billing": ["Create", "Update", "Sub", "Get"],
+                "Group:*": ["List"],
                 "Group:TOOLS_CONSUMER": ["Sub"],
             },
         )

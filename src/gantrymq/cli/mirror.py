@@ -23,13 +23,11 @@ app = new_app()
 def mirror(
     topics: Annotated[
         list[str],
-        typer.Option("--topics", metavar="PATTERN", help="Topics such as 'orders-*'. Can be given several times."),
+        typer.Option("--topics", metavar="PATTERN", help="Topics such as 'orders-*'. Can be repeated."),
     ],
     groups: Annotated[
         list[str] | None,
-        typer.Option(
-            "--groups", metavar="PATTERN", help="Groups whose offsets are copied. Can be given several times."
-        ),
+        typer.Option("--groups", metavar="PATTERN", help="Groups whose offsets are copied. Can be repeated."),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--from", metavar="HOST:PORT;...", help="NameServers of the source.")

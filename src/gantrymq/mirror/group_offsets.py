@@ -48,11 +48,14 @@ class GroupOffsets:
             group = "*"
             try:
                 for group in await self._groups(topic):
-                    if not await self._is_active(group):
-                        await self._commit(group, of_topic)
+                    try:
+                        if not await self._is_active(group):
+                            await self._commit(group, of_topic)
+                    except BrokerError as e:
+                        # A missing permission, for example. Other groups do not have to wait for it.
+                        errors.append(_failure(group, topic, e))
             except GantryError as e:
-                log.warning("offsets of group %s in topic %s are not committed on the target: %s", group, topic, e)
-                errors.append(f"offsets of group {group} in topic {topic}: {e}")
+                errors.append(_failure(group, topic, e))
         return errors
 
     async def _groups(self, topic: str) -> list[str]:
@@ -114,3 +117,8 @@ class GroupOffsets:
             if config is not None:
                 await self._target.admin.create_group(config, broker=address)
         self._created.add((address, group))
+
+
+def _failure(group: str, topic: str, error: GantryError) -> str:
+    log.warning("offsets of group %s in topic %s are not committed on the target: %s", group, topic, error)
+    return f"offsets of group {group} in topic {topic}: {error}"
