@@ -290,6 +290,10 @@ async def test_copies_that_are_sent_again_do_not_mislead_a_search(
     # A run without new messages has no map of copies.
     await mirror_once(single, target, topic, groups=["*"])
     assert await committed(target, "billing", queue) == 15
+    # For a later offset, the search starts at the position that the first run has stored.
+    await commit(single, "billing", {queue: 30})
+    await mirror_once(single, target, topic, groups=["*"])
+    assert await committed(target, "billing", queue) == 70
 
 
 async def test_offsets_on_the_target_never_move_back(

@@ -81,7 +81,10 @@ def command(source: str, target: str, topic: str, *options: str) -> Iterator[sub
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def copied(process: subprocess.Popen[str], target: Side, queue: MessageQueue) -> Callable[[], Awaitable[bool]]:
@@ -151,6 +154,21 @@ async def test_a_signal_stops_it_and_stores_the_positions(
         assert await Cluster(admin).bounds(MessageQueue(state_topic, "broker-a", 0)) >= (0, 1)
     await mirror_once(source, target, topic, state_topic=state_topic)
     assert await numbers(target, queue) == list(range(COUNT))
+
+
+async def test_a_closed_output_ends_it(
+    source: EmbeddedCluster, target: EmbeddedCluster, topic: str, queue: MessageQueue
+) -> None:
+    await create(source, topic, 1)
+    await send_numbers(source, queue, range(3))
+    with command(source.name_server, target.name_server, topic, "--json") as process:
+        assert process.stdout is not None
+        # As `| head -n 1`.
+        assert json.loads(await asyncio.to_thread(process.stdout.readline))["queues"] == 1
+        process.stdout.close()
+        assert await asyncio.to_thread(process.wait, 60.0) == 1
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 # -- brokers ----------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ class Mirror:
             if copier.position == before:
                 # Some brokers respond at once although there is no message.
                 await asyncio.sleep(EMPTY_PULL_S)
-            if end is not None and copier.position.source_offset >= end:
+            if end is not None and copier.is_located and copier.position.source_offset >= end:
                 return
 
     async def _translate_groups(self) -> None:
