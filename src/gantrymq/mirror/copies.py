@@ -44,12 +44,13 @@ class Copies:
         self._target_queue = target_queue
         self._origin = origin
 
-    async def newest(self, begin: int, floor: int, end: int, source: Bounds) -> NewestCopy:
+    async def newest(self, begin: int, position: int, end: int, source: Bounds) -> NewestCopy:
         """Returns the newest copy before the target offset `end`.
 
-        A copy counts if the source has its message at its offset, or has expired it. The search ends at `floor`. If it
-        finds a copy that does not count, it continues to `begin`.
+        A copy counts if the source has its message at its offset, or has expired it. The search ends a few messages
+        before `position`, a target offset. If it finds a copy that does not count, it continues to `begin`.
         """
+        floor = max(begin, position - FIRST_STEP)
         is_replaced = False
         step, skipped = FIRST_STEP, 0
         while (begin if is_replaced else floor) < end:
@@ -63,6 +64,9 @@ class Copies:
                 is_replaced = True
                 # A source that has lost a few messages, or all: the next copy to compare is farther away each time.
                 end = copy.queue_offset - skipped
+                if copy.queue_offset >= position:
+                    # The newest copy before the position is always compared.
+                    end = max(end, position)
                 skipped = min(2 * skipped + 1, PULL_MESSAGES)
             else:
                 end = start

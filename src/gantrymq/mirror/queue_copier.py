@@ -15,7 +15,7 @@ import msgspec
 from gantrymq.errors import BrokerError, IllegalMessage, ProtocolError
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import PULL_MESSAGES, Cluster
-from gantrymq.mirror.copies import FIRST_STEP, Copies
+from gantrymq.mirror.copies import Copies
 from gantrymq.mirror.offset_map import OffsetMap
 from gantrymq.mirror.origin import SourceQueue, is_loop
 from gantrymq.mirror.rate_limit import RateLimit
@@ -139,26 +139,24 @@ class QueueCopier:
         if self._lost_before is not None:
             end = self._lost_before
         target_is_behind = position.target_offset > end
-        # The newest copy is usually before the position. It shows whether the source still has its message.
-        floor = begin if target_is_behind else max(begin, position.target_offset - FIRST_STEP)
-        newest = await self._copies.newest(begin, floor, end, source)
-        source_is_behind = newest.is_replaced or position.source_offset > source.end
-        if source_is_behind:
+        newest = await self._copies.newest(begin, begin if target_is_behind else position.target_offset, end, source)
+        next_offset = source.begin if newest.source_offset is None else newest.source_offset + 1
+        source_is_behind = position.source_offset > (next_offset if newest.is_replaced else source.end)
+        if newest.is_replaced or source_is_behind:
             # Raises if there is no master: a slave can lag behind, and only a master shows that messages are lost.
             await self._source.address(self.queue, master=True)
         if target_is_behind or source_is_behind:
-            source_offset = source.begin if newest.source_offset is None else newest.source_offset + 1
             log.warning(
                 "%s: %s lost messages, or its topic was created again; continuing at offset %d",
                 self._name,
                 "the source has" if source_is_behind else "the target has",
-                source_offset,
+                next_offset,
             )
-            self._advance(source_offset, end)
+            self._advance(next_offset, end)
             self.position = msgspec.structs.replace(self.position, generation=position.generation + 1)
         elif newest.source_offset is not None:
             self._advance(
-                max(newest.source_offset + 1, position.source_offset),
+                max(next_offset, position.source_offset),
                 max(newest.target_offset + 1, position.target_offset),
             )
         self._lost_before = None
