@@ -100,6 +100,8 @@ class QueueCopier:
         """
         if not self.is_located:
             await self._locate()
+            # A queue that has recovered must not be reported as failed until the next message.
+            waits = False
         limit = self._rate_limit.largest(PULL_MESSAGES)
         offset = self.position.source_offset
         pulled = await self._source.pull(self.queue, offset, limit, waits=waits)
