@@ -43,6 +43,7 @@ class GantryGroup(LazyGroup):
         "controller": Lazy(f"{_PACKAGE}.server_commands", "Run a controller: it elects the masters of brokers."),
         "proxy": Lazy(f"{_PACKAGE}.server_commands", "Run a proxy: clients that speak gRPC reach brokers by it."),
         "store": Lazy(f"{_PACKAGE}.store", "Look into a broker's store, check it, rebuild its queues and index."),
+        "mirror": Lazy(f"{_PACKAGE}.mirror", "Copy topics and the offsets of groups to another cluster."),
         "bench": Lazy(f"{_PACKAGE}.bench", "Measure a cluster under load, with the options of Java's benchmarks."),
         "pipeline": Lazy(f"{_PACKAGE}.pipeline", "Make and run a Spark pipeline from topics to tables and topics."),
         "schema": Lazy(f"{_PACKAGE}.schema", "Derive the schema of the bodies of a topic."),

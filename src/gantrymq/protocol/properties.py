@@ -59,6 +59,9 @@ TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 BORN_TIMESTAMP = "BORN_TIMESTAMP"
+#: Of `gantry mirror`: the message from which a copy was made, and the clusters that the message has been in.
+MIRROR_ORIGIN = "GANTRY_MIRROR"
+MIRROR_PATH = "GANTRY_MIRROR_PATH"
 #: Checksum of the whole record, in its last property (enabledAppendPropCRC).
 CRC32 = "__CRC32#"
 

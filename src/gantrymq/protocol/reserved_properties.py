@@ -64,6 +64,8 @@ _RESERVED = frozenset(
         names.TIMER_DEL_UNIQKEY,
         names.BORN_TIMESTAMP,
         names.CRC32,
+        names.MIRROR_ORIGIN,
+        names.MIRROR_PATH,
         GANTRY_SEQ,
         "TIMER_DELAY_LEVEL",
         "POP_CK_OFFSET",

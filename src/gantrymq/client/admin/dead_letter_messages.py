@@ -39,6 +39,7 @@ PUT_ON_THE_WAY = frozenset(
         names.MESSAGE_TTL,
         names.MESSAGE_TYPE,
         names.MIN_OFFSET,
+        names.MIRROR_ORIGIN,
         names.MSG_REGION,
         names.ORIGIN_GROUP,
         names.POP_CK,
