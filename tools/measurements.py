@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import goals
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "measurements.md"
@@ -36,6 +38,11 @@ mean. [Performance](performance.md) explains what the figures mean for capacity 
 - **"not in steady state"**: the last three rounds differed by 5 % or more, so small differences mean nothing.
 - [Conditions](#conditions) has the command, the machine and the versions of each run.
 """
+
+_GOALS = (
+    "The goals of all benchmarks, with the newest results. A goal is met if the median reaches it. A result holds for "
+    "the machine, the versions and the commit in [Conditions](#conditions)."
+)
 
 
 class Section(NamedTuple):
@@ -196,7 +203,7 @@ SCALE_NOTES = {
 
 def page() -> str:
     """Returns the whole page."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, "## Goals\n", wrapped(_GOALS), table(goals.COLUMNS, goals.rows(RESULTS))]
     rows: list[list[str]] = []
     for section in SECTIONS:
         result = json.loads((RESULTS / section.file).read_text(encoding="utf-8"))
