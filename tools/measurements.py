@@ -102,8 +102,8 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness. The run found no violation. The machine ran a full load of "
-        "other programs at a higher priority, and each time without service is a single sample. "
+        "A check of correctness. The machine ran a full load of other programs at a higher priority, and each time "
+        "without service is a single sample. "
         "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
