@@ -26,7 +26,16 @@ from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
 from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.bodies.body_format import BodyOptions
 from gantrymq.spark.bodies.confluent import encode_indexes, split_indexes
-from gantrymq.spark.bodies.registry import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
+from gantrymq.spark.bodies.registered import descriptor_set
+from gantrymq.spark.bodies.registry import (
+    FREE_MISSES,
+    MISS_PAUSE_S,
+    UNKNOWN_FOR_S,
+    RegisteredSchema,
+    SchemaRegistry,
+    UnknownIds,
+)
+from gantrymq.spark.bodies.registry_options import RegistryOptions
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.versions import to_arrow_schema
@@ -344,6 +353,18 @@ def test_protobuf(registry: Registry) -> None:
     assert "-3 indexes" in errors[5]
 
 
+@pytest.mark.parametrize("text", ["\u00e9", None])
+def test_a_protobuf_file_that_is_none(text: str | None) -> None:
+    """Text that is not Base64, and an import whose name is not UTF-8."""
+    file = shop_file("Order")
+    file.dependency.append("shop/item.proto")
+    damaged = file.SerializeToString().replace(b"shop/item", b"shop\xffitem")
+    schema = RegisteredSchema(base64.b64encode(damaged).decode() if text is None else text, "PROTOBUF")
+    registry = SchemaRegistry(RegistryOptions(("http://127.0.0.1:1",)))
+    with pytest.raises(ConfigError, match="doesn't give protobuf's files as descriptors"):
+        descriptor_set(registry, schema)
+
+
 def test_protobuf_of_several_messages(registry: Registry, tmp_path: Any) -> None:
     registry.add_proto("orders-value", shop_file("Order", "Return").SerializeToString())
     with pytest.raises(ConfigError, match=r"bodyMessage is required .*: shop\.Order, shop\.Return"):
@@ -512,6 +533,8 @@ def test_what_is_no_registry(registry: Registry) -> None:
     for status, answer, problem in [
         (200, b"<html></html>", "doesn't respond like a schema registry"),
         (200, b'{"id": "x"}', "doesn't respond like a schema registry"),
+        (200, b'{"schema": "\xcf"}', "doesn't respond like a schema registry"),
+        (418, b'{"message": "\xcf"}', "doesn't respond like a schema registry: 418 "),
         (302, b"https://elsewhere/", "leads to https://elsewhere/: name that"),
         (418, b"tea", "doesn't respond like a schema registry: 418 tea"),
     ]:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from contextlib import closing
@@ -191,8 +190,13 @@ def _file(text: str) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, DecodeError) as e:
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        if not all(isinstance(name, str) for name in file.dependency):
+            # protobuf returns bytes for text that is not UTF-8.
+            raise ValueError("the name of an import is not UTF-8")
+        return file
+    except (ValueError, DecodeError) as e:
+        # ValueError: also text that is not Base64.
         raise ConfigError(
             "the schema registry doesn't give protobuf's files as descriptors (format=serialized): "
             "give a descriptor set by option bodySchemaFile"

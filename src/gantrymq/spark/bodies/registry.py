@@ -192,8 +192,9 @@ class SchemaRegistry:
 
     def _decoded(self, response: bytes, kind: type[T]) -> T:
         try:
+            # Raises UnicodeDecodeError for text that is not UTF-8.
             return msgspec.json.decode(response, type=kind)
-        except msgspec.DecodeError as e:
+        except ValueError as e:
             raise self._is_none(e) from e
 
     def _is_none(self, problem: object) -> ConfigError:
@@ -275,6 +276,6 @@ def _error_text(response: RegistryResponse) -> str:
     """Returns the error text of the response, on one line."""
     try:
         text = msgspec.json.decode(response.body, type=_Problem).message
-    except msgspec.DecodeError:
+    except ValueError:
         text = response.body[:10_000].decode(errors="replace")
     return " ".join(text.split())[:300] or response.reason
