@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -226,6 +226,9 @@ class Run:
             victim = Victim(self._servers.address(server), began_ms, acknowledged)
             if effect := await EVIDENCE[name].effect(self._admin, victim):
                 return effect
+            if hit.fault.whom == ("slave",) and server not in await self._in_sync():
+                # A slave that cannot write its log reports no job: it disconnects from its master.
+                return "the slave has left the sync-state set"
             await self.pause(10 * LOOK_S)
         return NO_EFFECT
 
@@ -339,10 +342,15 @@ class Run:
 
     async def are_all_in_sync(self) -> bool:
         known = await self._known()
-        if known is None:
-            return False
-        in_sync = {self._servers.broker_at(replica.broker_address) for replica in known.in_sync_replicas}
-        return known.master_address is not None and in_sync == set(BROKERS)
+        return known is not None and known.master_address is not None and self._names_of(known) == set(BROKERS)
+
+    async def _in_sync(self) -> Collection[str | None]:
+        """Returns the brokers of the sync-state set; all if no controller answers."""
+        known = await self._known()
+        return BROKERS if known is None else self._names_of(known)
+
+    def _names_of(self, known: ReplicasInfo) -> set[str | None]:
+        return {self._servers.broker_at(replica.broker_address) for replica in known.in_sync_replicas}
 
     async def _known(self) -> ReplicasInfo | None:
         """Returns the brokers' state according to the controllers."""
