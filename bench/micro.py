@@ -134,8 +134,11 @@ class ServedConnection(NamedTuple):
                 self.slices.new_round()
 
 
-async def start_broker(directory: Path) -> ServedConnection:
-    """Starts a broker with its files in `directory`, and connects to it."""
+async def start_broker(directory: Path, *, native_sends: bool = False) -> ServedConnection:
+    """Starts a broker with its files in `directory`, and connects to it.
+
+    With `native_sends`, native code handles plain sends before they are decoded, as for the connections of a server.
+    """
     config = BrokerConfig(
         broker_name="micro",
         bind_address="127.0.0.1",
@@ -145,7 +148,8 @@ async def start_broker(directory: Path) -> ServedConnection:
     broker = Broker(config)
     await broker.start()
     slices = TimeSlices()
-    connection = Connection(broker.handlers, is_server=True, limits=ConnectionLimits(slices))
+    first_look = broker.features.sending.first_look if native_sends else None
+    connection = Connection(broker.handlers, is_server=True, limits=ConnectionLimits(slices), first_look=first_look)
     transport = Swallowing()
     connection.connection_made(transport)
     return ServedConnection(broker, connection, transport, slices)

@@ -75,6 +75,12 @@ SECTIONS = (
         "others of its kind.",
     ),
     Section("Calls of the client without sockets", "client_micro.json"),
+    Section(
+        "Instructions of the hot paths",
+        "instructions.json",
+        "Counted by valgrind, without sockets: the baseline of `./dev bench --instructions`. Another interpreter gives "
+        "other counts.",
+    ),
     Section("NameServers", "namesrv.json", "The last column is GantryMQ's figure divided by Java's."),
     Section("The store", "store.json", "The disk did 5,160 fdatasync calls per second. Messages have 1 KiB."),
     Section("Catching up", "catching_up.json", "A slave copies the log of its master. Messages have 1 KiB."),
@@ -266,7 +272,14 @@ def conditions(run: Json) -> list[str]:
     return [run["name"], *(str(value or "not recorded") for value in values)]
 
 
-_NAMES = {"python": "Python", "java": "OpenJDK", "rocketmq": "RocketMQ", "spark": "Spark", "kafka": "Kafka"}
+_NAMES = {
+    "python": "Python",
+    "java": "OpenJDK",
+    "rocketmq": "RocketMQ",
+    "spark": "Spark",
+    "kafka": "Kafka",
+    "valgrind": "Valgrind",
+}
 _OTHERS = {"none": "no other programs", "some": "beside other programs"}
 
 
