@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from result_files import add_out, recorded
 from systems import settled_cpu_seconds
 
 from gantrymq.arrow import read_topic, write_topic
@@ -32,6 +33,12 @@ HEADER = ("body", "call", "CPU, µs per row", "rows/s", "memory, MiB")
 
 def main() -> None:
     args = parse_args()
+    with recorded(args, "bench/arrow.py"):
+        measure_all(args)
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Runs the benchmark, and prints the results."""
     print(f"{'with' if native else 'without'} gantrymq-native, {os.cpu_count()} CPUs\n")
     print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
     with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory)) as cluster:
@@ -51,6 +58,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=400_000, help="messages of a call (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measured calls (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024], metavar="BYTES", help="body sizes")
+    add_out(parser)
     return parser.parse_args()
 
 

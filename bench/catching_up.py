@@ -30,6 +30,7 @@ import systems
 from controllers import gantry_controller, in_sync
 from disk_space import check_capacity
 from measures import figure, progress
+from result_files import add_out, recorded
 from servers import Server, call, gantry_command
 from systems import GANTRY, Cluster
 
@@ -67,6 +68,7 @@ class Row:
 def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
+        stack.enter_context(recorded(args, "bench/catching_up.py"))
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.directory)))
         check_capacity(root, needed_bytes(args), "fewer --gib, or another --directory")
         of_slave: dict[str, object] = {"brokerRole": "SLAVE", "brokerId": 1}
@@ -111,6 +113,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--controller", action="store_true", help="both brokers are in controller mode")
     parser.add_argument("--directory", type=Path, help="where the logs go (the system's temporary directory)")
+    add_out(parser)
     return parser.parse_args()
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from measures import Measure, progress, table
+from result_files import add_out, recorded
 from systems import GANTRY, JAVA, cluster, cpu_seconds
 
 # `systems` puts interop on the import path.
@@ -41,6 +42,13 @@ def main() -> int:
         print(f"bench: {missing}", file=sys.stderr)
         return 1
     build()
+    with recorded(args, "bench/client.py"):
+        measure_all(args)
+    return 0
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Measures both clients in turn, and prints the results."""
     measures: list[Measure] = []
     broker = {"gantry": GANTRY, "java": JAVA}[args.broker]
     with tempfile.TemporaryDirectory(dir=args.directory) as directory, cluster(broker, Path(directory)) as servers:
@@ -61,7 +69,6 @@ def main() -> int:
     print(describe(args))
     print()
     print(table([JAVA, GANTRY], measures))
-    return 0
 
 
 def parse_args() -> argparse.Namespace:
@@ -79,6 +86,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--queues", type=int, default=8, help="queues of the topic (%(default)s)")
     parser.add_argument("--serialize", choices=SERIALIZE_TYPES, default="ROCKETMQ", help="Java's headers (%(default)s)")
     parser.add_argument("--directory", type=Path, help="where the store goes (the system's temporary directory)")
+    add_out(parser)
     return parser.parse_args()
 
 

@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from struct import Struct
 
+from result_files import add_out, recorded
+
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.producing.producer import Producer
@@ -86,8 +88,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
     parser.add_argument("--repeat", type=int, default=25, help="repetitions of each (%(default)s)")
+    add_out(parser)
     args = parser.parse_args()
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with recorded(args, "bench/client_micro.py"), asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run(b"x" * args.size, args.repeat))
     return 0
 
@@ -174,16 +177,7 @@ async def connected(stack: AsyncExitStack, linger: float = 0.0) -> tuple[Produce
 def steps_of_a_pull(body: bytes, repeat: int) -> None:
     """Measures a consumer's work for the records of a pull, without the handler."""
     queue = MessageQueue(TOPIC, BROKER, 3)
-    properties = b"UNIQ_KEY\x01%032X\x02" % 1
-    records = b"".join(
-        bytes(
-            encode_record(
-                queue.queue_id, 0, n, 1000 + n * 300, 0, 1_700_000_000_000, HOST, 1_700_000_000_001, HOST, 0, 0, body,
-                TOPIC.encode(), properties,
-            )
-        )
-        for n in range(PULLED)
-    )  # fmt: skip
+    records = pulled_records(queue, body)
     held = ProcessQueue(queue, 0, FlowLimits())
     times = []
     for _ in range(4 * repeat):
@@ -195,6 +189,20 @@ def steps_of_a_pull(body: bytes, repeat: int) -> None:
         times.append((time.thread_time_ns() - began) / PULLED)
         assert len(messages) == PULLED
     show(f"a pull of {PULLED}, decoded and dealt with", times)
+
+
+def pulled_records(queue: MessageQueue, body: bytes) -> bytes:
+    """Returns the records of a pull response."""
+    properties = b"UNIQ_KEY\x01%032X\x02" % 1
+    return b"".join(
+        bytes(
+            encode_record(
+                queue.queue_id, 0, n, 1000 + n * 300, 0, 1_700_000_000_000, HOST, 1_700_000_000_001, HOST, 0, 0, body,
+                TOPIC.encode(), properties,
+            )
+        )
+        for n in range(PULLED)
+    )  # fmt: skip
 
 
 def show(name: str, times_ns: list[float]) -> None:

@@ -28,17 +28,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each commit (%(default)s)")
     args = parser.parse_args()
     base = checkout(args.commit)
+    print(f"{'ns of CPU time':60} {base.name:>10} {'now':>10} {'ratio':>6}")
+    for name, (before, after) in compare(base, args.program, rounds=args.rounds).items():
+        print(f"{name:60} {before:10,.0f} {after:10,.0f} {after / before:6.3f}")
+    return 0
+
+
+def compare(base: Path, program: str, *options: str, rounds: int) -> dict[str, tuple[float, float]]:
+    """Returns the figures of each row in nanoseconds: those of the checkout `base`, and the present ones."""
     best: list[dict[str, float]] = [{}, {}]
-    for number in range(args.rounds):
-        print(f"round {number + 1}/{args.rounds}", file=sys.stderr, flush=True)
+    for number in range(rounds):
+        print(f"{program}: round {number + 1}/{rounds}", file=sys.stderr, flush=True)
         for figures, directory, python in zip(best, (base, ROOT), (python_of(base), sys.executable), strict=True):
-            for name, figure in run(python, directory / "bench" / args.program).items():
+            for name, figure in run(python, directory / "bench" / program, *options).items():
                 figures[name] = min(figure, figures.get(name, figure))
     before, after = best
-    print(f"{'ns of CPU time':60} {base.name:>10} {'now':>10} {'ratio':>6}")
-    for name in before.keys() & after.keys():
-        print(f"{name:60} {before[name]:10,.0f} {after[name]:10,.0f} {after[name] / before[name]:6.3f}")
-    return 0
+    return {name: (before[name], after[name]) for name in before if name in after}
 
 
 def run(python: str | Path, program: Path, *options: str) -> dict[str, float]:

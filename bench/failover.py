@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from failover_check import Stored, again, judge
+from failover_effects import EFFECT_S, EVIDENCE, NO_EFFECT, Victim
 from failover_faults import CLIENTS, FAULTS, OF_ETCD, OF_FAULT_RUNS, Hit, slaves
 from failover_load import PRODUCERS, QUEUES, TOPIC, Acknowledged, History
 from failover_reading import Events, log_of, messages_of, read_all
@@ -78,6 +79,9 @@ class Round:
     #: Number of messages that brokers stored again in this round.
     transactions_again: int = 0
     delays_again: int = 0
+    #: What the broker reported during the fault and after it; NO_EFFECT without a report. Empty for other faults.
+    effect: str = ""
+    recovery: str = ""
 
 
 class Run:
@@ -186,21 +190,60 @@ class Run:
         if hit.former_master is not None:
             await self.sends_go_on(f"after {what}", elsewhere_than=hit.former_master)
         await self.pause(away_s)
+        effect = await self._effect(name, hit, began_ms)
         if fault.end is not None:
             await asyncio.to_thread(fault.end, self._servers, hit.names)
         back = time.monotonic()
         await self.until(self.are_all_in_sync, f"all are in sync after {what}")
         in_sync_s = time.monotonic() - back
+        recovery = await self._recovery(name, hit, back)
         await self.sends_go_on(f"after {what}, and its end")
         received = dict(self._received)
         await self.until(lambda: self._are_all_received(received), f"all consumers receive after {what}")
         unserved = dict(self._unserved)
-        self.rounds.append(Round(name, hit.label, max(self._silent), in_sync_s, unserved, began_ms))
+        self.rounds.append(
+            Round(
+                name, hit.label, max(self._silent), in_sync_s, unserved, began_ms, effect=effect, recovery=recovery
+            )
+        )  # fmt: skip
         told = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in unserved.items())
         self.report(
             f"{len(self.rounds):3}: {what:40} without service, s: producers {max(self._silent):.2f}, {told}; all in "
             f"sync after {in_sync_s:.2f} s; {len(self.acknowledged):,} acknowledged"
+            + (f"; effect: {effect}; then: {recovery}" if effect else "")
         )
+
+    async def _effect(self, name: str, hit: Hit, began_ms: int) -> str:
+        """Returns what the broker reports about the fault; empty if nothing is checked. Waits for EFFECT_S at most."""
+        if name not in EVIDENCE:
+            return ""
+        began, server = time.monotonic(), hit.names[0]
+        while time.monotonic() < began + EFFECT_S:
+            if not self._servers.is_running(server):
+                return "the broker has ended"
+            of = self._servers.record_of(server)
+            acknowledged = [each for each in self.acknowledged[-1000:] if each.began > began and each.broker == of]
+            victim = Victim(self._servers.address(server), began_ms, acknowledged)
+            if effect := await EVIDENCE[name].effect(self._admin, victim):
+                return effect
+            if hit.fault.whom == ("slave",) and server not in await self._in_sync():
+                # A slave that cannot write its log reports no job: it disconnects from its master.
+                return "the slave has left the sync-state set"
+            await self.pause(10 * LOOK_S)
+        return NO_EFFECT
+
+    async def _recovery(self, name: str, hit: Hit, ended: float) -> str:
+        """Returns what the broker reports after the fault; empty if nothing is checked. Raises RuntimeError without."""
+        if name not in EVIDENCE:
+            return ""
+        server = hit.names[0]
+
+        async def recovery() -> str:
+            # Of any broker: another one can be master after the fault.
+            acknowledged = [each for each in self.acknowledged[-1000:] if each.began > ended]
+            return await EVIDENCE[name].recovery(self._admin, Victim(self._servers.address(server), 0, acknowledged))
+
+        return await self.until(recovery, f"{server} recovers from {name}")
 
     async def _victim(self, role: str, number: int) -> str:
         if role == "etcd":
@@ -299,10 +342,15 @@ class Run:
 
     async def are_all_in_sync(self) -> bool:
         known = await self._known()
-        if known is None:
-            return False
-        in_sync = {self._servers.broker_at(replica.broker_address) for replica in known.in_sync_replicas}
-        return known.master_address is not None and in_sync == set(BROKERS)
+        return known is not None and known.master_address is not None and self._names_of(known) == set(BROKERS)
+
+    async def _in_sync(self) -> Collection[str | None]:
+        """Returns the brokers of the sync-state set; all if no controller answers."""
+        known = await self._known()
+        return BROKERS if known is None else self._names_of(known)
+
+    def _names_of(self, known: ReplicasInfo) -> set[str | None]:
+        return {self._servers.broker_at(replica.broker_address) for replica in known.in_sync_replicas}
 
     async def _known(self) -> ReplicasInfo | None:
         """Returns the brokers' state according to the controllers."""
@@ -380,6 +428,13 @@ async def run_rounds(run: Run, rounds: int) -> list[str]:
         for _ in range(rounds):
             await run.one_round()
         return await run.finish()
+
+
+def without_effect(rounds: Sequence[Round]) -> list[str]:
+    """Returns the faults of which no round had an effect, although it was checked."""
+    checked = [one for one in rounds if one.effect]
+    with_effect = {one.fault for one in checked if one.effect != NO_EFFECT}
+    return sorted({one.fault for one in checked} - with_effect)
 
 
 def table(rounds: dict[str, list[Round]]) -> str:

@@ -21,15 +21,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from failover import Run, table
+from failover import Round, Run, table, without_effect
 from failover_faults import CLIENTS, FAULTS, OF_CLOCKS, OF_ETCD
 from failover_load import QUEUES
 from failover_servers import BROKERS, Servers
+from result_files import conditions, put_run, read_result
 from soak import GROUPS, Client, Received, RecordFile, Sent, send_first
 from soak_clients import TOPIC
 
 from gantrymq.errors import GantryError
+from gantrymq.kernels import native
 
 #: Longest time until a group has received everything after the last fault, in seconds. Locks, pops and routes expire
 #: earlier.
@@ -190,6 +193,26 @@ def available(faults: Sequence[str], controller: str, clocks: Path | None) -> li
     return [name for name in faults if name not in lacking]
 
 
+def result_tables(rounds: Sequence[Round], messages: dict[str, int], problems: Sequence[str]) -> dict[str, Any]:
+    """Returns the columns and rows of each table of the result file, by its name."""
+    sent = messages["sent one by one"] + messages["sent in batches"]
+    lacking = ", ".join(without_effect(rounds)) or "none"
+    checks = [["faults", len(rounds)], ["messages sent", sent], ["violations", len(problems)]]
+    times: list[list[Any]] = []
+    for fault in dict.fromkeys(one.fault for one in rounds):
+        some = [one for one in rounds if one.fault == fault]
+        unserved = [max(one.unserved_s[kind] for one in some) for kind in ("push", "pop", "lite")]
+        times.append([fault, len(some), *(round(each, 1) for each in (max(one.silent_s for one in some), *unserved))])
+    effects = [[one.fault, one.effect, one.recovery] for one in rounds if one.effect]
+    clients = ["producers, s", "push consumers, s", "POP consumers, s", "lite pull consumers, s"]
+    return {
+        "checks": {"columns": ["what", "figure"], "rows": [*checks, ["faults without an effect", lacking]]},
+        "effects": {"columns": ["fault", "during the fault", "after it"], "rows": effects},
+        "time without service": {"columns": ["fault", "rounds", *clients], "rows": times},
+        "messages": {"columns": ["messages", "number"], "rows": [[name, count] for name, count in messages.items()]},
+    }
+
+
 def parser_of_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__.partition(":")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long there are faults (%(default)s)")
@@ -203,7 +226,8 @@ def parser_of_options() -> argparse.ArgumentParser:
         help="one controller, or three with etcd (etcd where it is installed)",
     )
     parser.add_argument("--faketime", type=Path, help="libfaketime.so.1, for wrong clocks (looked for)")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--json", type=Path, help="a file for all figures of each round")
+    parser.add_argument("--out", type=Path, help="a result file, such as bench/results/faults.json")
     parser.add_argument("--dir", type=Path, help="a new directory for files and logs, which stay")
     return parser
 
@@ -215,12 +239,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not faults:
         print("this machine can have none of these faults", file=sys.stderr)
         return 2
+    if args.out is not None:
+        try:
+            read_result(args.out)
+        except ValueError as e:
+            print(f"--out: {e}", file=sys.stderr)
+            return 2
     if args.dir is None:
         directory = Path(tempfile.mkdtemp(prefix="gantrymq-faults-"))
     else:
         directory = args.dir
         directory.mkdir(parents=True)
     batched = BATCHED_SHARE * args.rate
+    before = conditions()
     failed = True
     try:
         with FaultServers(directory, args.controller, batched, args.minutes, clocks) as servers:
@@ -245,6 +276,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = {"seed": args.seed, "minutes": args.minutes, "controller": args.controller, "messages": figures}
         result |= {"rounds": [asdict(one) for one in run.rounds], "problems": problems}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.out is not None:
+        options = f"--minutes {args.minutes:g} --seed {args.seed} --controller {args.controller} --rate {args.rate:g}"
+        if args.faults != list(FAULTS):
+            options += " --faults " + " ".join(f'"{name}"' for name in args.faults)
+        run_of = before | {"program": "./dev faults", "options": options, "native": native is not None}
+        for name, columns_and_rows in result_tables(run.rounds, figures, problems).items():
+            put_run(args.out, run_of | {"name": name, "rounds": len(run.rounds)} | columns_and_rows)
+    for name in without_effect(run.rounds):
+        print(f"seed {args.seed}: without an effect: {name}", file=sys.stderr)
     for problem in problems:
         print(f"seed {args.seed}: {problem}", file=sys.stderr)
     print("failed, see " + str(directory) if problems else "nothing lost, nothing out of order, none invented")

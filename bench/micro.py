@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+from result_files import add_out, recorded
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -44,8 +47,9 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=128, help="bytes of a body (%(default)s)")
     parser.add_argument("--count", type=int, default=20_000, help="messages in one repetition (%(default)s)")
     parser.add_argument("--repeat", type=int, default=7, help="repetitions (%(default)s)")
+    add_out(parser)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    with recorded(args, "bench/micro.py"), tempfile.TemporaryDirectory() as directory:
         asyncio.run(run(Path(directory), args.size, args.count // FRAMES_PER_READ * FRAMES_PER_READ, args.repeat))
     return 0
 
@@ -61,18 +65,8 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     requests = [command for read in reads for command in FrameReader().feed(read)]
     headers = [decode_send_request(request) for request in requests]
 
-    config = BrokerConfig(
-        broker_name="micro",
-        bind_address="127.0.0.1",
-        listen_port=0,
-        store=StoreConfig(store_path_root_dir=directory),
-    )
-    broker = Broker(config)
-    await broker.start()
-    slices = TimeSlices()
-    connection = Connection(broker.handlers, is_server=True, limits=ConnectionLimits(slices))
-    transport = Swallowing()
-    connection.connection_made(transport)
+    served = await start_broker(directory)
+    broker, connection = served.broker, served.connection
     store, queue = broker.store, broker.store.queue("micro", 0)
     send = broker.handlers[RequestCode.SEND_MESSAGE_V2]
     topic = TOPIC.encode()
@@ -103,30 +97,62 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
         for request in requests:
             send(connection, request)
 
-    def receive(reads: list[bytes]) -> None:
-        for data in reads:
-            connection.data_received(data)
-            # The event loop does not run here, so it cannot start the next iteration itself.
-            while connection.is_behind or slices.used > SLICE_S:
-                slices.new_round()
-
     for name, piece in (
         ("frame reader", read_frames),
         ("decode_send_request", decode_headers),
         ("encode_record", encode_records),
         ("store append (with encode_record)", append),
         ("send handler (header to answer)", handle_sends),
-        ("connection: bytes read to bytes written", partial(receive, reads)),
-        (f"the same for pulls of {PULL_BATCH} messages", partial(receive, pulls)),
+        ("connection: bytes read to bytes written", partial(served.receive, reads)),
+        (f"the same for pulls of {PULL_BATCH} messages", partial(served.receive, pulls)),
     ):
         # The callers here do not retry while a file is preallocated.
         with store.waiting():
             print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
     # Error responses are fast, too, so the size of the responses is checked.
     least = count * size * (1 + repeat)
-    assert transport.written > least, f"{transport.written} bytes were answered, the pulls alone ask for {least}"
+    written = served.transport.written
+    assert written > least, f"{written} bytes were answered, the pulls alone ask for {least}"
     connection.connection_lost(None)
     await broker.stop()
+
+
+class ServedConnection(NamedTuple):
+    """A connection of a broker, without a socket."""
+
+    broker: Broker
+    connection: Connection
+    transport: Swallowing
+    slices: TimeSlices
+
+    def receive(self, reads: list[bytes]) -> None:
+        """Lets the broker answer all requests of these reads."""
+        for data in reads:
+            self.connection.data_received(data)
+            # The event loop does not run here, so it cannot start the next iteration itself.
+            while self.connection.is_behind or self.slices.used > SLICE_S:
+                self.slices.new_round()
+
+
+async def start_broker(directory: Path, *, native_sends: bool = False) -> ServedConnection:
+    """Starts a broker with its files in `directory`, and connects to it.
+
+    With `native_sends`, native code handles plain sends before they are decoded, as for the connections of a server.
+    """
+    config = BrokerConfig(
+        broker_name="micro",
+        bind_address="127.0.0.1",
+        listen_port=0,
+        store=StoreConfig(store_path_root_dir=directory),
+    )
+    broker = Broker(config)
+    await broker.start()
+    slices = TimeSlices()
+    first_look = broker.features.sending.first_look if native_sends else None
+    connection = Connection(broker.handlers, is_server=True, limits=ConnectionLimits(slices), first_look=first_look)
+    transport = Swallowing()
+    connection.connection_made(transport)
+    return ServedConnection(broker, connection, transport, slices)
 
 
 def measure(piece: Callable[[], None], count: int, repeat: int) -> str:

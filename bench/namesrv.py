@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
+from result_files import add_out, recorded
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
@@ -53,15 +54,17 @@ def main() -> int:
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 1000, 20_000], help="(%(default)s)")
     parser.add_argument("--queries", type=int, default=100_000, help="queries of one run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each system, in turn (%(default)s)")
+    add_out(parser)
     args = parser.parse_args()
     if missing := missing_tools():
         print(f"bench: {missing}", file=sys.stderr)
         return 1
     build()
-    print("| | Java | GantryMQ | GantryMQ : Java |\n|---|---|---|---|")
-    measure_start_up(args.rounds)
-    for topics in args.topics:
-        measure_queries(topics, args.queries, args.rounds)
+    with recorded(args, "bench/namesrv.py"):
+        print("| | Java | GantryMQ | GantryMQ : Java |\n|---|---|---|---|")
+        measure_start_up(args.rounds)
+        for topics in args.topics:
+            measure_queries(topics, args.queries, args.rounds)
     return 0
 
 

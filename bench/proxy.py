@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from result_files import add_out, recorded
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
@@ -223,6 +224,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=64, help="sends under way (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each proxy, in turn (%(default)s)")
     parser.add_argument("--other-version", type=Path, help="src of another version, whose proxy is measured, too")
+    add_out(parser)
     args = parser.parse_args()
     started = dict(PROXIES)
     if args.other_version is not None:
@@ -231,6 +233,13 @@ def main() -> int:
         print(f"bench: {missing}", file=sys.stderr)
         return 1
     build()
+    with recorded(args, "bench/proxy.py"):
+        measure_all(started, args)
+    return 0
+
+
+def measure_all(started: Mapping[str, Callable[..., Server]], args: argparse.Namespace) -> None:
+    """Measures the proxies in turn, and prints the results."""
     rows: dict[str, dict[str, list[float]]] = {}
 
     def note(row: str, name: str, value: float) -> None:
@@ -268,7 +277,6 @@ def main() -> int:
     print(f"| | {' | '.join(started)} |\n|---|{'---|' * len(started)}")
     for row, values in rows.items():
         print(f"| {row} | {' | '.join(figure(statistics.median(values[name])) for name in started)} |")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,21 +1,39 @@
-"""Result files of bench/results: tools/measurements.py renders them."""
+"""Result files of bench/results: tools/measurements.py renders them.
+
+A benchmark prints its results as a Markdown table, or as lines with a name and a figure. With `--out`, `recorded` adds
+what is printed to a result file.
+"""
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import platform
 import re
+import shlex
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from checkouts import ROOT
 
+from gantrymq.kernels import native
+
 #: Above this load average of the last minute, other programs run beside the benchmark.
 _QUIET_LOAD = 0.5
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER}) +\(({_NUMBER}) to ({_NUMBER})\)")
+#: A name, at least two spaces, and its figure.
+_NAMED_FIGURE = re.compile(r"(\S.*?) {2,}(\S.*)")
+
+#: Columns and rows.
+Table = tuple[list[str], list[list[Any]]]
 
 
 def conditions() -> dict[str, Any]:
@@ -33,6 +51,87 @@ def conditions() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "commit": _commit(),
     }
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `recorded`."""
+    parser.add_argument("--out", type=Path, help="add the printed results to this result file of bench/results")
+    parser.add_argument("--name", help="name of the run in --out; a run of the same name is replaced (the program's)")
+
+
+@contextmanager
+def recorded(args: argparse.Namespace, program: str) -> Iterator[None]:
+    """Adds the tables that are printed in this context to the file `--out`, if it is given and nothing fails.
+
+    Args:
+        args: Options with `out` and `name`. `rounds` or `repeat` is the number of rounds.
+        program: Path of the benchmark in the repository.
+
+    Raises:
+        SystemExit: The file is not a result file with runs.
+    """
+    if args.out is None:
+        yield
+        return
+    try:
+        read_result(args.out)
+    except ValueError as e:
+        raise SystemExit(f"--out: {e}") from e
+    run = conditions() | {"program": program, "options": shlex.join(sys.argv[1:]), "native": native is not None}
+    run["rounds"] = getattr(args, "rounds", getattr(args, "repeat", 1))
+    printed = _Copy(sys.stdout)
+    with redirect_stdout(printed):
+        yield
+    if "pyspark" in sys.modules:
+        run["versions"]["spark"] = sys.modules["pyspark"].__version__
+    name = args.name or Path(program).stem.replace("_", " ")
+    for number, (columns, rows) in enumerate(tables(printed.getvalue()), 1):
+        of_table = {"name": name if number == 1 else f"{name}, table {number}", "columns": columns, "rows": rows}
+        put_run(args.out, run | of_table)
+
+
+class _Copy(io.StringIO):
+    """Keeps what is printed, and prints it."""
+
+    def __init__(self, stdout: Any) -> None:
+        super().__init__()
+        self._stdout = stdout
+
+    def write(self, text: str) -> int:
+        self._stdout.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._stdout.flush()
+
+
+def tables(text: str) -> list[Table]:
+    """Returns the Markdown tables of a text, and one of all lines with a name and a figure."""
+    found: list[Table] = []
+    figures: list[list[Any]] = []
+    in_table = False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if cells and not in_table:
+            found.append((["" if cell == "-" else cell for cell in cells], []))
+        elif cells and not re.fullmatch(r"[|\s:-]+", line):
+            found[-1][1].append([_value(cell) for cell in cells])
+        elif not cells and (named := _NAMED_FIGURE.fullmatch(line.strip())):
+            figures.append([named[1], _value(named[2])])
+        in_table = bool(cells)
+    return [*found, (["what", "figure"], figures)] if figures else found
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a cell: None, a number, [median, minimum, maximum], or the text."""
+    if found := _RANGE.fullmatch(text):
+        return [_number(each) for each in found.groups()]
+    return _number(text) if re.fullmatch(_NUMBER, text) else text or None
+
+
+def _number(text: str) -> float:
+    plain = text.replace(",", "")
+    return int(plain) if re.fullmatch(r"-?\d+", plain) else float(plain)
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from result_files import add_out, recorded
 from soak_clients import KEYS, RECORD, TOPIC
 
 from gantrymq.client.producing.producer import Producer
@@ -158,6 +159,7 @@ class Soak:
         self._broker = cluster.brokers[0].pid
         self._began = time.monotonic()
         self._memory: list[float] = []
+        self._replaced = 0
         self.sent = Sent()
         self.received = {kind: Received() for kind in GROUPS}
         self._records = {kind: RecordFile(directory / f"{kind}.records") for kind in ("load", *GROUPS)}
@@ -178,6 +180,21 @@ class Soak:
             time.sleep(1)
             self._look()
         return [problem for kind in GROUPS for problem in self._judge(kind)] + self._judge_memory()
+
+    def table(self, problems: list[str]) -> str:
+        """Returns the figures of the run as a Markdown table. The last rows say whether it failed."""
+        third = len(self._memory) // 3
+        before, after = max(self._memory[third : 2 * third]), max(self._memory[2 * third :])
+        rows: list[tuple[str, object]] = [("messages sent", self.sent.total)]
+        for kind, one in self.received.items():
+            rows += [(f"received by {kind}", one.total), (f"received by {kind} again", one.again)]
+        rows += [
+            ("consumers that were replaced", self._replaced),
+            ("memory of the broker, second third of the run, MiB", round(before, 1)),
+            ("memory of the broker, last third of the run, MiB", round(after, 1)),
+            ("violations", len(problems)),
+        ]
+        return "\n".join(["| what | figure |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows)])
 
     def kill(self) -> None:
         for client in (self._load, *self._groups.values()):
@@ -203,6 +220,7 @@ class Soak:
         received = self.received[kind]
         missing = received.missing(self.sent)
         report = json.loads(self._groups[kind].stop())
+        self._replaced += report["consumers"]
         print(
             f"{kind}: {received.total:,} received of {self.sent.total:,} sent, {received.again:,} of them again; "
             f"{report['consumers']} consumers came and went"
@@ -225,13 +243,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long messages are sent (%(default)s)")
     parser.add_argument("--rate", type=float, default=500.0, help="messages per second (%(default)s)")
+    add_out(parser)
     args = parser.parse_args()
     with ExitStack() as stack:
+        stack.enter_context(recorded(args, "bench/soak.py"))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(ProcessCluster(directory))
         soak = Soak(cluster, directory, args.minutes, args.rate)
         stack.callback(soak.kill)
         problems = soak.run()
+        print(soak.table(problems))
     for problem in problems:
         print(problem, file=sys.stderr)
     print("failed" if problems else "nothing lost, nothing out of order, nobody starved, memory flat")

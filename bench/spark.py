@@ -28,6 +28,7 @@ from measures import is_steady
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
+from result_files import add_out, recorded
 from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
 from spark_processes import most_memory
 from systems import settled_cpu_seconds
@@ -76,6 +77,7 @@ class Source:
 def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
+        stack.enter_context(recorded(args, "bench/spark.py"))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
             connector = build()
@@ -120,6 +122,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="measured reads of each source (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024], metavar="BYTES", help="body sizes")
     parser.add_argument("--minutes", type=float, default=6, help="no round warms up later")
+    add_out(parser)
     return parser.parse_args(namespace=argparse.Namespace(began=time.monotonic()))
 
 

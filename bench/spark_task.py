@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+from result_files import add_out, recorded
 from spark import fill
 from systems import settled_cpu_seconds
 
@@ -41,6 +42,12 @@ PARTS = ("pulls (the loop's thread)", "records to Arrow", "Arrow to the socket",
 
 def main() -> None:
     args = parse_args()
+    with recorded(args, "bench/spark_task.py"):
+        measure_all(args)
+
+
+def measure_all(args: argparse.Namespace) -> None:
+    """Runs the benchmark, and prints the results."""
     print(f"{'with' if native else 'without'} gantrymq-native, {os.cpu_count()} CPUs\n")
     print(f"| body | {' | '.join(PARTS)} | rows/s |\n|{'---|' * (len(PARTS) + 2)}")
     with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory)) as cluster:
@@ -61,6 +68,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=400_000, help="messages of a read (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="measured reads (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024], metavar="BYTES", help="body sizes")
+    add_out(parser)
     return parser.parse_args()
 
 

@@ -27,6 +27,7 @@ import pyspark
 from disk_space import check_capacity
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from result_files import add_out, recorded
 from spark import fill
 from spark_processes import Watch, processor_s
 
@@ -52,6 +53,7 @@ _START_S = 60.0
 def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
+        stack.enter_context(recorded(args, "bench/spark_write.py"))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         check_capacity(directory, needed_bytes(args), "fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere")
         cluster = stack.enter_context(ProcessCluster(directory / "brokers", brokers=args.brokers))
@@ -92,6 +94,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0, help="of a standalone cluster; 0 is local[2]")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    add_out(parser)
     return parser.parse_args()
 
 

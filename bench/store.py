@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from result_files import add_out, recorded
+
 from gantrymq.protocol.record import encode_host
 from gantrymq.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from gantrymq.store.message_store import MessageStore
@@ -31,8 +33,9 @@ def main() -> int:
     parser.add_argument("--restart-mib", type=int, default=256, help="size of the log to start with (%(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions (%(default)s)")
     parser.add_argument("--directory", type=Path, help="where the stores go (the temporary directory)")
+    add_out(parser)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+    with recorded(args, "bench/store.py"), tempfile.TemporaryDirectory(dir=args.directory) as directory:
         root = Path(directory)
         appends(root / "append", args.size, args.count, args.repeat)
         commits(root / "commit", args.size, args.commits, args.repeat)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import fuzz.service_targets  # noqa: F401  (adds its targets)
 from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -6,6 +6,7 @@ To add a target, write a function with the decorator `target`, and put one valid
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -48,6 +49,8 @@ from gantrymq.protocol.record import decode_record, encode_again, encode_host
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders
 from gantrymq.replication.autoswitch_frames import AutoSwitchFrameReader, AutoSwitchReportReader
+from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.replication.epochs import Epochs
 from gantrymq.replication.frames import FrameReader as HaFrameReader
 from gantrymq.replication.frames import ReportReader
 from gantrymq.store.checkpoint import load_checkpoint
@@ -55,6 +58,7 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.json_config import JsonConfigFile
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.timer_checkpoint import load_timer_checkpoint
+from gantrymq.store.timer_store import TimerStore
 
 Target = Callable[[bytes], None]
 TARGETS: dict[str, Target] = {}
@@ -184,7 +188,7 @@ def ha_streams(data: bytes) -> None:
 
 @target
 def hpack(data: bytes) -> None:
-    """A header block of HTTP/2. `tests/proxy/test_proxy_fuzz.py` has fuzzers of connections and gRPC messages."""
+    """A header block of HTTP/2."""
     with contextlib.suppress(HpackError, TooManyHeaders):
         HpackDecoder().decode(data, 8192)
 
@@ -199,6 +203,83 @@ def small_files(data: bytes) -> None:
         load_timer_checkpoint(path, 1 << 50)
         with contextlib.suppress(StoreError):
             JsonConfigFile(path).load()
+
+
+@target
+def epoch_file(data: bytes) -> None:
+    """The file with the epochs of a log. Epochs that were decoded are encoded and decoded again."""
+    with tempfile.TemporaryDirectory(prefix="gantry-fuzz-") as directory:
+        (Path(directory) / "epochFileCheckpoint").write_bytes(data)
+        file = EpochFile(Path(directory))
+        with contextlib.suppress(StoreError):
+            file.load(1 << 40)
+        assert Epochs.decode(file.epochs.encode()).all() == file.epochs.all()
+
+
+#: A time in a slot at the beginning of the wheel's first page with data, and its file.
+_TIMER_MS, _WHEEL = 1_700_000_000_000, "timerwheel"
+
+
+@target
+def timer_files(data: bytes) -> None:
+    """The timer's checkpoint, log and wheel with changes. If they open, they must not lose a message that is added.
+
+    The changes are those of `recovery`. Positions in the wheel count from its first page with data.
+    """
+    with tempfile.TemporaryDirectory(prefix="gantry-fuzz-") as directory:
+        root = Path(directory) / "store"
+        good = Path(_good_timer().name) / "store"
+        shutil.copytree(good, root, ignore=shutil.ignore_patterns(_WHEEL))
+        with (good / _WHEEL).open("rb") as wheel:
+            first = os.lseek(wheel.fileno(), 0, os.SEEK_DATA)
+            wheel.seek(first)
+            slots = wheel.read(4096)
+            size = wheel.seek(0, os.SEEK_END)
+        page = root / _WHEEL
+        page.write_bytes(slots)
+        _change(root, data)
+        slots = page.read_bytes()[:4096]
+        with page.open("wb") as wheel:
+            wheel.truncate(size)
+            wheel.seek(first)
+            wheel.write(slots)
+        timer = _timer(root)
+        try:
+            timer.open(1 << 30, _TIMER_MS)
+        except StoreError:
+            return
+        try:
+            list(timer.entries())
+            timer.add(timer.wait(_TIMER_MS + 30_000, _TIMER_MS), _TIMER_MS, 5000, 100, "orders")
+            timer.flush(timer.checkpoint(_TIMER_MS))
+        except StoreError:
+            return
+        finally:
+            timer.close()
+        timer = _timer(root)
+        try:
+            timer.open(1 << 30, _TIMER_MS)
+            assert any(entry.physical_offset == 5000 for entry in timer.entries()), "a message is lost"
+        finally:
+            timer.close()
+
+
+def _timer(root: Path) -> TimerStore:
+    return TimerStore(root, 1000, 3600, 52 * 20)
+
+
+@cache
+def _good_timer() -> tempfile.TemporaryDirectory[str]:
+    """Creates `store` with the files of a timer, as `_good_store` does."""
+    directory = tempfile.TemporaryDirectory(prefix="gantry-fuzz-")
+    timer = _timer(Path(directory.name) / "store")
+    (Path(directory.name) / "store" / "config").mkdir(parents=True)
+    timer.open(1 << 30, _TIMER_MS)
+    for number in range(30):
+        timer.add(timer.wait(_TIMER_MS + 1000 * (number % 5 + 1), _TIMER_MS), _TIMER_MS, 100 * number, 100, "orders")
+    timer.flush(timer.checkpoint(_TIMER_MS))
+    timer.close()
+    return directory
 
 
 @target

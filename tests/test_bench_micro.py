@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -79,3 +81,54 @@ def test_another_file_is_no_result_file(measures: ModuleType, tmp_path: Path, te
     assert path.read_text() == text
     with pytest.raises(ValueError, match="is not a directory"):
         result_files.read_result(tmp_path / "away" / "result.json")
+
+
+def test_printed_tables_become_runs(measures: ModuleType) -> None:
+    import result_files
+
+    printed = """3.11, 2 CPUs
+
+| | Java | GantryMQ |
+|---|---|---|
+| sends, /s | 1,200 | 3.5 (2 to 1,000) |
+| note |  | 0.33 (JVM 0.1) |
+
+| row |
+|---|
+| -1 |
+frame reader                   123 ns/message (median 130)
+append, messages/s           2.9e+05  (2.8e+05 to 3e+05)
+"""
+    assert result_files.tables(printed) == [
+        (["", "Java", "GantryMQ"], [["sends, /s", 1200, [3.5, 2, 1000]], ["note", None, "0.33 (JVM 0.1)"]]),
+        (["row"], [[-1]]),
+        (
+            ["what", "figure"],
+            [["frame reader", "123 ns/message (median 130)"], ["append, messages/s", [290000, 280000, 300000]]],
+        ),
+    ]
+
+
+def test_a_program_writes_what_it_prints(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    command = [sys.executable, BENCH / "client_micro.py", "--repeat", "1", "--out", path, "--name", "calls"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (run,) = json.loads(path.read_text())["runs"]
+    assert (run["program"], run["name"], run["rounds"]) == ("bench/client_micro.py", "calls", 1)
+    assert {"machine", "versions", "native", "date", "commit"} <= run.keys()
+    assert [row[0] for row in run["rows"]] == [re.split(" {2,}", line)[0] for line in printed.splitlines()]
+    path.write_text("no JSON")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert refused.stderr == f"--out: {path} is not a result file with runs\n"
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize("result", sorted((BENCH / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_the_program_of_a_result_can_write_it(result: Path) -> None:
+    found = json.loads(result.read_text())
+    runs = found["runs"] if isinstance(found.get("runs"), list) else []
+    programs = {each["program"].split()[0] for each in (found, *runs) if each.get("program")}
+    for program in programs - {"./dev"}:
+        source = (BENCH.parent / program).read_text()
+        assert re.search(r"add_out\(|\"--(out|json|results)\"", source), program

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import goals
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "measurements.md"
@@ -36,6 +38,11 @@ mean. [Performance](performance.md) explains what the figures mean for capacity 
 - **"not in steady state"**: the last three rounds differed by 5 % or more, so small differences mean nothing.
 - [Conditions](#conditions) has the command, the machine and the versions of each run.
 """
+
+_GOALS = (
+    "The goals of all benchmarks, with the newest results. A goal is met if the median reaches it. A result holds for "
+    "the machine, the versions and the commit in [Conditions](#conditions)."
+)
 
 
 class Section(NamedTuple):
@@ -68,6 +75,12 @@ SECTIONS = (
         "others of its kind.",
     ),
     Section("Calls of the client without sockets", "client_micro.json"),
+    Section(
+        "Instructions of the hot paths",
+        "instructions.json",
+        "Counted by valgrind, without sockets: the baseline of `./dev bench --instructions`. Another interpreter gives "
+        "other counts.",
+    ),
     Section("NameServers", "namesrv.json", "The last column is GantryMQ's figure divided by Java's."),
     Section("The store", "store.json", "The disk did 5,160 fdatasync calls per second. Messages have 1 KiB."),
     Section("Catching up", "catching_up.json", "A slave copies the log of its master. Messages have 1 KiB."),
@@ -95,8 +108,8 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness. The run found no violation. The machine ran a full load of "
-        "other programs at a higher priority, and each time without service is a single sample. "
+        "A check of correctness. The machine ran a full load of other programs at a higher priority, and each time "
+        "without service is a single sample. "
         "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
@@ -196,7 +209,7 @@ SCALE_NOTES = {
 
 def page() -> str:
     """Returns the whole page."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, "## Goals\n", wrapped(_GOALS), table(goals.COLUMNS, goals.rows(RESULTS))]
     rows: list[list[str]] = []
     for section in SECTIONS:
         result = json.loads((RESULTS / section.file).read_text(encoding="utf-8"))
@@ -259,7 +272,14 @@ def conditions(run: Json) -> list[str]:
     return [run["name"], *(str(value or "not recorded") for value in values)]
 
 
-_NAMES = {"python": "Python", "java": "OpenJDK", "rocketmq": "RocketMQ", "spark": "Spark", "kafka": "Kafka"}
+_NAMES = {
+    "python": "Python",
+    "java": "OpenJDK",
+    "rocketmq": "RocketMQ",
+    "spark": "Spark",
+    "kafka": "Kafka",
+    "valgrind": "Valgrind",
+}
 _OTHERS = {"none": "no other programs", "some": "beside other programs"}
 
 

@@ -117,24 +117,30 @@ def page(language: Language) -> str:
 
 
 def _row(claim: Claim, text: str, language: Language) -> list[str]:
-    figure, command, origin = _evidence(claim, language)
+    figure, command, origin = evidence(claim, language)
     return [text, figure, command and f"`{command}`", origin, claim[language.missing]]
 
 
-def _evidence(claim: Claim, language: Language) -> tuple[str, str, str]:
-    """Returns the figure, the command, and the date and commit."""
+def evidence(claim: Claim, language: Language) -> tuple[str, str, str]:
+    """Returns the figure, the command, and the date and commit. Raises LookupError or OSError if they do not exist."""
     if "tests" in claim:
         return language.each_change, f"./dev test {' '.join(claim['tests'])}", ""
     if "result" not in claim:
+        if not claim.get("unproven"):
+            raise LookupError(f"{_name(claim)}: it has neither tests nor a result, and is not marked as unproven")
         return language.not_measured, "", ""
     result = json.loads((measurements.RESULTS / claim["result"]).read_text(encoding="utf-8"))
     if "fault" in claim:
         rounds = [each for each in result["rounds"] if each["fault"] == claim["fault"]]
+        if not rounds:
+            raise LookupError(f"{_name(claim)}: {claim['result']} has no fault {claim['fault']!r}")
         times = [each["silent_s"] for each in rounds]
         figure = language.without_service.format(most=max(times), median=statistics.median(times), rounds=len(times))
         commits = ", ".join(dict.fromkeys(each["commit"] for each in rounds))
         return figure, _runnable(result["program"]), f"{result['date']}, {commits}"
-    run = next(each for each in measurements.runs_of("", result) if each["name"] == claim["run"])
+    run = next((each for each in measurements.runs_of("", result) if each["name"] == claim["run"]), None)
+    if run is None:
+        raise LookupError(f"{_name(claim)}: {claim['result']} has no run {claim['run']!r}")
     figure = "; ".join(_figure(run, row, column) for row, column in claim["cells"])
     recorded = " ".join(part for part in (run["program"], run.get("options")) if part)
     command = claim.get("command") or _runnable(recorded)
@@ -142,17 +148,27 @@ def _evidence(claim: Claim, language: Language) -> tuple[str, str, str]:
     return figure, command, origin or language.not_recorded
 
 
+def _name(claim: Claim) -> str:
+    return str(claim.get("text") or claim.get("row"))
+
+
 def _runnable(program: str) -> str:
     """Returns the command that runs this program of bench/."""
+    if program.startswith("./dev "):
+        return program
     name = "bench/run.py"
     return program.replace(name, "./dev bench", 1) if program.startswith(name) else f".venv/bin/python {program}"
 
 
 def _figure(run: measurements.Json, row: str, column: str) -> str:
-    cells = next(each for each in run["rows"] if each[0] == row)
+    cells = next((each for each in run["rows"] if each[0] == row), None)
+    if cells is None or column not in run["columns"]:
+        raise LookupError(f"run {run['name']!r} has no cell {row!r}, {column!r}")
     value = cells[run["columns"].index(column)]
     text = measurements.cell(value)
-    return text if isinstance(value, str) else f"{row}, {column}: {text}"
+    if isinstance(value, str):
+        return text
+    return f"{row}: {text}" if column == "figure" else f"{row}, {column}: {text}"
 
 
 def main() -> None:

@@ -68,7 +68,8 @@ async def test_streams(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, pro
         ["not", "a", "query"],
     ):
         producer.send(Message("spark-progress", json.dumps(progress).encode()))
-    producer.send(Message("spark-progress", b"{"))
+    for body in (b"{", b'{"id": "\xcf"}'):
+        producer.send(Message("spark-progress", body))
 
     async def consume(message: Message) -> None:
         pass

@@ -49,3 +49,44 @@ def test_the_tests_of_a_claim_exist() -> None:
     paths = [path for each in trust.claims() for path in each.get("tests", ())]
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_each_claim_has_one_kind_of_evidence() -> None:
+    import trust
+
+    kinds = ("tests", "result", "unproven")
+    assert [each for each in trust.claims() if sum(kind in each for kind in kinds) != 1] == []
+    assert [each for each in trust.claims() if not each["missing"] or not each["missing_zh"]] == []
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {},
+        {"result": "no_such.json", "run": "checks", "cells": [["faults", "figure"]]},
+        {"result": "faults.json", "run": "no such run", "cells": [["faults", "figure"]]},
+        {"result": "faults.json", "run": "checks", "cells": [["no such row", "figure"]]},
+        {"result": "faults.json", "run": "checks", "cells": [["faults", "no such column"]]},
+        {"result": "failover.json", "fault": "no such fault"},
+    ],
+)
+def test_a_claim_without_its_result_fails(evidence: dict[str, object]) -> None:
+    import trust
+
+    with pytest.raises((LookupError, OSError)):
+        trust.evidence({"text": "It works."} | evidence, trust.ENGLISH)
+
+
+def test_the_commands_are_of_the_present_programs() -> None:
+    """Each program exists, and has each option of the command."""
+    import trust
+
+    programs = {"bench": "bench/run.py", "faults": "bench/faults.py", "sim": "sim/__main__.py"}
+    commands = {trust.evidence(each, trust.ENGLISH)[1] for each in trust.claims() if "result" in each}
+    assert len(commands) >= 4
+    for command in commands:
+        program, name, *options = command.split()
+        assert program in ("./dev", ".venv/bin/python"), command
+        source = (ROOT / (programs[name] if program == "./dev" else name)).read_text(encoding="utf-8")
+        unknown = [option for option in options if option.startswith("--") and f'"{option}"' not in source]
+        assert unknown == [], command

@@ -23,7 +23,16 @@ from wait_until import wait_until
 
 from gantrymq.arrow.body_values import ValueDecoder
 from gantrymq.codecs.registry import client as registry_module
-from gantrymq.codecs.registry.client import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
+from gantrymq.codecs.registry.client import (
+    FREE_MISSES,
+    MISS_PAUSE_S,
+    UNKNOWN_FOR_S,
+    RegisteredSchema,
+    SchemaRegistry,
+    UnknownIds,
+)
+from gantrymq.codecs.registry.protobuf_files import descriptor_set
+from gantrymq.codecs.registry.settings import RegistrySettings
 from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
 from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
 from gantrymq.spark.bodies.body_format import BodyOptions
@@ -344,6 +353,30 @@ def test_protobuf(registry: Registry) -> None:
     assert "-3 indexes" in errors[5]
 
 
+@pytest.mark.parametrize("text", ["\u00e9", None])
+def test_a_protobuf_file_that_is_none(text: str | None) -> None:
+    """Text that is not Base64, and an import whose name is not UTF-8."""
+    file = shop_file("Order")
+    file.dependency.append("shop/item.proto")
+    damaged = file.SerializeToString().replace(b"shop/item", b"shop\xffitem")
+    schema = RegisteredSchema(base64.b64encode(damaged).decode() if text is None else text, "PROTOBUF")
+    registry = SchemaRegistry(RegistryOptions(("http://127.0.0.1:1",)))
+    with pytest.raises(ConfigError, match="doesn't give protobuf's files as descriptors"):
+        descriptor_set(registry, schema)
+
+
+@pytest.mark.parametrize("text", ["\u00e9", None])
+def test_a_protobuf_file_that_is_none(text: str | None) -> None:
+    """Text that is not Base64, and an import whose name is not UTF-8."""
+    file = shop_file("Order")
+    file.dependency.append("shop/item.proto")
+    damaged = file.SerializeToString().replace(b"shop/item", b"shop\xffitem")
+    schema = RegisteredSchema(base64.b64encode(damaged).decode() if text is None else text, "PROTOBUF")
+    registry = SchemaRegistry(RegistrySettings(("http://127.0.0.1:1",)))
+    with pytest.raises(ConfigError, match="doesn't give protobuf's files as descriptors"):
+        descriptor_set(registry, schema)
+
+
 def test_protobuf_of_several_messages(registry: Registry, tmp_path: Any) -> None:
     registry.add_proto("orders-value", shop_file("Order", "Return").SerializeToString())
     with pytest.raises(ConfigError, match=r"bodyMessage is required .*: shop\.Order, shop\.Return"):
@@ -512,6 +545,8 @@ def test_what_is_no_registry(registry: Registry) -> None:
     for status, answer, problem in [
         (200, b"<html></html>", "doesn't respond like a schema registry"),
         (200, b'{"id": "x"}', "doesn't respond like a schema registry"),
+        (200, b'{"schema": "\xcf"}', "doesn't respond like a schema registry"),
+        (418, b'{"message": "\xcf"}', "doesn't respond like a schema registry: 418 "),
         (302, b"https://elsewhere/", "redirects to https://elsewhere/: use that address"),
         (418, b"tea", "doesn't respond like a schema registry: 418 tea"),
     ]:

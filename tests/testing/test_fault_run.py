@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +88,45 @@ def test_a_run_without_faults_does_not_start(
     assert faults.main(options) == 2
     assert capsys.readouterr().err.endswith("this machine can have none of these faults\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_without_an_effect_is_named(faults: ModuleType) -> None:
+    from failover_effects import NO_EFFECT
+
+    def round_of(fault: str, effect: str, recovery: str = "", silent_s: float = 1.26) -> object:
+        unserved = {"push": 1.0, "pop": 2.04, "lite": 3.0}
+        return faults.Round(fault, "a", silent_s, 0.5, unserved, 1, effect=effect, recovery=recovery)
+
+    rounds = [
+        round_of("killed", ""),
+        round_of("clock ahead", NO_EFFECT),
+        round_of("no file may grow", NO_EFFECT, silent_s=4),
+        round_of("no file may grow", "EFBIG: save of offsets", "all jobs write again"),
+    ]
+    assert faults.without_effect(rounds) == ["clock ahead"]
+    tables = faults.result_tables(rounds, {"sent one by one": 100, "sent in batches": 20}, ["lost: 1"])
+    figures = [["faults", 4], ["messages sent", 120], ["violations", 1], ["faults without an effect", "clock ahead"]]
+    assert tables["checks"]["rows"] == figures
+    assert tables["effects"]["rows"][-1] == ["no file may grow", "EFBIG: save of offsets", "all jobs write again"]
+    assert tables["time without service"]["rows"][-1] == ["no file may grow", 2, 4, 1.0, 2.0, 3.0]
+    assert all(len(row) == len(each["columns"]) for each in tables.values() for row in each["rows"])
+
+
+def test_a_job_that_could_not_write_is_an_effect(faults: ModuleType) -> None:
+    from failover_effects import refused_in, restored_in
+
+    too_large = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    fields = {
+        "job_save-of-offsets_failures": "2",
+        "job_save-of-offsets_failingSinceMs": "500",
+        "job_save-of-offsets_lastError": f"can't write a: {too_large}",
+        "job_save-of-offsets_lastFailureMs": "1000",
+    }
+    assert refused_in(fields, 1000) == "EFBIG: save of offsets"
+    assert refused_in(fields, 1001) == ""
+    assert refused_in(fields | {"job_save-of-offsets_lastError": "other"}, 0) == ""
+    assert restored_in(fields) == ""
+    assert restored_in(fields | {"job_save-of-offsets_failingSinceMs": "0"}) == restored_in({}) != ""
 
 
 @pytest.mark.slow

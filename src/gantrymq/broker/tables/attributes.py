@@ -90,16 +90,11 @@ def retention_limits(topic: str, topic_attributes: Mapping[str, str]) -> Retenti
 
     System topics have none, and topics for retries have none, because the broker itself depends on their messages.
     """
-    max_age_ms = _limit(topic_attributes.get(RETENTION_MS, ""))
-    max_bytes = _limit(topic_attributes.get(RETENTION_BYTES, ""))
+    max_age_ms = limit_of(topic_attributes, RETENTION_MS)
+    max_bytes = limit_of(topic_attributes, RETENTION_BYTES)
     if max_age_ms is max_bytes is None or is_system_topic(topic) or topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     return RetentionLimits(max_age_ms, max_bytes)
-
-
-def _limit(text: str) -> int | None:
-    # Another broker may have stored any text in topics.json.
-    return int(text) if _NUMBER.fullmatch(text) and int(text) > 0 else None
 
 
 def priority_factor(group_attributes: Mapping[str, str]) -> int:

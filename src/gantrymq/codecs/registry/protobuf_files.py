@@ -74,7 +74,11 @@ def parse_file(text: str, names: OptionNames) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+        if not all(isinstance(name, str) for name in file.dependency):
+            # protobuf returns bytes for text that is not UTF-8.
+            raise ValueError("the name of an import is not UTF-8")
+        return file
     except (DecodeError, ValueError) as e:
         raise ConfigError(
             "the schema registry doesn't give protobuf's files as descriptors (format=serialized): "

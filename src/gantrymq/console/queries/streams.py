@@ -129,7 +129,8 @@ def _query(message: MessageExt) -> Query:
     """Decodes Spark's JSON of a StreamingQueryProgress. The result of another message has no id."""
     try:
         progress = msgspec.json.decode(beginning_of(message, _MAX_PROGRESS_BYTES))
-    except (msgspec.DecodeError, ProtocolError, RecursionError):
+    except (ValueError, ProtocolError, RecursionError):
+        # ValueError: no JSON, or text that is not UTF-8.
         progress = None
     if not isinstance(progress, dict):
         progress = {}
