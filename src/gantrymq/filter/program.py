@@ -77,7 +77,7 @@ def evaluate(program: Program, properties: bytes) -> Value:
 def _find(properties: Properties, name: bytes) -> bytes | None:
     if isinstance(properties, dict):
         return properties.get(name)
-    # Like `find_property`, which handles the first property as a special case.
+    # Properties begin with a separator here. `find_property` expects none before the first property.
     sought = b"\x02" + name + b"\x01"
     start = properties.find(sought)
     if start < 0:

@@ -23,7 +23,7 @@ except ImportError as e:
 from gantrymq.metrics import Histogram, Kind, Metric
 from gantrymq.system.clock import now_ms
 
-#: Java's name of the meter.
+#: Java's name for the meter.
 _SCOPE = InstrumentationScope("broker-meter")
 #: Units that Prometheus appends to names, and that OpenTelemetry keeps in a field. Java's other names contain their
 #: unit.

@@ -217,7 +217,7 @@ class PlainSends:
             )
 
     def _sends_for(self, connection: Connection | None, timeout_ms: int | None) -> _Sends | None:
-        """Returns the native object for this client timeout. The connection uses the object for its next sends."""
+        """Returns the native object for this client timeout, which handles the next sends of the connection, too."""
         within_ms = answer_within_ms(timeout_ms) if self._is_safe else _DEFAULT_WITHIN_MS
         sends = self._sends.get(within_ms)
         if sends is None and self._new_sends is not None and len(self._sends) < _MOST_DURATIONS:

@@ -112,7 +112,8 @@ class DecisionExecutor:
         self._commit_one = commit_one
         self._ops_added = ops_added
         self._counts = counts
-        #: Offset of the decision in the op queue -> its progress. The first decision in the dictionary continues next.
+        #: Offset of the decision in the op queue -> its progress. The first decision in the dictionary is continued
+        #: next.
         self.open: dict[int, DecisionProgress] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 

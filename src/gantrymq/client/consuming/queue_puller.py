@@ -35,6 +35,8 @@ PULL_BATCH_BYTES = 4 * 1024 * 1024
 #: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
 #: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).
 RETRY_DELAY_S = 1.0
+#: Longest pause of a pull above a rate limit, in seconds. A limit that an administrator raises has an effect after it.
+_MAX_LIMITED_PAUSE_S = 10.0
 #: How often an unreadable record is pulled.
 TRIES = 3
 FLOW_CONTROL_DELAY_S = 0.02
@@ -260,7 +262,7 @@ class QueuePuller:
         if isinstance(error, BrokerError) and error.retry_after_ms is not None:
             # The rate limit of the group or of this host is exceeded for a long time. The broker works.
             self._process_queue.pull_ended(None)
-            return error.retry_after_ms / 1000
+            return min(error.retry_after_ms / 1000, _MAX_LIMITED_PAUSE_S)
         self._process_queue.pull_ended(error)
         self._is_unsure = True
         self._client.failure_log.report(f"can't pull {queue} for group {self._group}", error)
