@@ -356,19 +356,31 @@ def test_a_subject_that_does_not_exist(registry: Registry) -> None:
         b"[]",
         b'{"schema": 1}',
         b"[" * 100_000,
-        b'{"schema": "\\"int\\"", "id": 1, "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"schema": "\xff", "id": 1}',
         # Bodies have four bytes for the id.
         b'{"schema": "\\"int\\""}',
         b'{"schema": "\\"int\\"", "id": -1}',
         b'{"schema": "\\"int\\"", "id": 4294967296}',
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_an_answer_that_is_no_schema(registry: Registry, answer: bytes) -> None:
     registry.fails.append((200, answer))
     with pytest.raises(ConfigError, match="doesn't respond like a schema registry"):
         RegistryCodec(registry.url, subject="orders-value").load()
+
+
+def test_a_field_that_nests_deeply(registry: Registry) -> None:
+    """An unknown field is skipped. Before Python 3.14, its depth exceeds the limit of recursion."""
+    nested = b"[" * 100_000 + b"]" * 100_000
+    registry.fails.append((200, b'{"schema": "\\"int\\"", "id": 1, "version": 1, "more": ' + nested + b"}"))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    try:
+        codec.load()
+    except ConfigError as e:
+        assert "doesn't respond like a schema registry" in str(e)
+    else:
+        assert codec.encode(3) == b"\0\0\0\0\1\6"
 
 
 @pytest.mark.parametrize("kind", ["XML", "AVRO", "JSON"])

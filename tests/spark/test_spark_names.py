@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
+from wait_until import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -15,7 +16,10 @@ pytestmark = pytest.mark.spark
 
 
 def job_descriptions(spark: SparkSession) -> list[str]:
-    """Returns the descriptions of the session's jobs, as the page Jobs of Spark's UI shows them."""
+    """Returns the descriptions of the session's jobs, as the page Jobs of Spark's UI shows them.
+
+    Spark adds a job some time after its end, because a thread of its own processes the events.
+    """
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     return [jobs.apply(index).description().getOrElse(None) or "" for index in range(jobs.size())]
 
@@ -42,7 +46,7 @@ def test_the_description_of_a_job(spark: SparkSession, cluster: EmbeddedCluster,
         assert len(rows.collect()) == 10
     finally:
         spark.sparkContext.setJobDescription(None)
-    assert f"{topic} to the lake" in job_descriptions(spark)
+    wait_until(lambda: f"{topic} to the lake" in job_descriptions(spark))
 
 
 def test_the_name_of_a_streaming_query(
@@ -54,4 +58,4 @@ def test_the_name_of_a_streaming_query(
     write = source.option("startingOffsets", "earliest").load().writeStream.format("noop").queryName(f"name_{topic}")
     query = write.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     assert query.awaitTermination(240)
-    assert any(text.startswith(f"name_{topic}") for text in job_descriptions(spark))
+    wait_until(lambda: any(text.startswith(f"name_{topic}") for text in job_descriptions(spark)))
