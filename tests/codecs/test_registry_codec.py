@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -375,11 +376,11 @@ def test_a_field_that_nests_deeply(registry: Registry) -> None:
     nested = b"[" * 100_000 + b"]" * 100_000
     registry.fails.append((200, b'{"schema": "\\"int\\"", "id": 1, "version": 1, "more": ' + nested + b"}"))
     codec = RegistryCodec(registry.url, subject="orders-value")
-    try:
-        codec.load()
-    except ConfigError as e:
-        assert "doesn't respond like a schema registry" in str(e)
+    if sys.version_info < (3, 14):
+        with pytest.raises(ConfigError, match="doesn't respond like a schema registry"):
+            codec.load()
     else:
+        codec.load()
         assert codec.encode(3) == b"\0\0\0\0\1\6"
 
 
