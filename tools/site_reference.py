@@ -312,6 +312,7 @@ _UNREPORTED_LABELS = {
         "`node_type` `cluster` `node_id` `topic`",
     ),
     "rocketmq_delay_message_latency_seconds": "`node_type` `cluster` `node_id` `storage_type` `storage_medium` `topic`",
+    "gantry_rate_limited_requests_total": "`node_type` `cluster` `node_id` `limit` `name`",
     "gantry_replication_epoch": "`node_type` `cluster` `node_id`",
     **dict.fromkeys(
         (f"gantry_replication_{name}" for name in ("lag_bytes", "lag_seconds", "transferred_bytes_per_second")),

@@ -21,7 +21,7 @@ from gantrymq.store.config import StoreConfig
 
 VALUES = ("-1", "0", "1", "2147483647", "-2147483648", "9223372036854775807", "", "x", "1.5", "9" * 5000)
 #: Keys that limit what a client may do, so other values can forbid it.
-_FORBIDS = {"brokerPermission", "maxMessageSize"}
+_FORBIDS = {"brokerPermission", "clientRateLimitBytes", "clientRateLimitMessages", "maxMessageSize"}
 
 
 def _is_number(text: str) -> bool:
