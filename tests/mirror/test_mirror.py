@@ -328,3 +328,17 @@ async def test_a_group_with_a_consumer_on_the_target_is_left_out(
         await until(is_connected)
         assert (await mirror_once(single, target, topic, groups=["*"])).groups == 0
     assert await committed(target, "billing", queue) is None
+
+
+async def test_a_rate_limit_of_the_target_is_no_failure(
+    single: EmbeddedCluster, target: EmbeddedCluster, topic: str, queue: MessageQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    await create(single, topic, 1)
+    await create(target, topic, 1, **{"rate.limit.messages": "40"})
+    await send_to(single, queue, 40)
+    await mirror_once(single, target, topic)
+    await send_to(single, queue, 1)
+    # The batch of the first run has overdrawn the limit for about a second.
+    progress = await mirror_once(single, target, topic)
+    assert (progress.copied, progress.failed) == (1, [])
+    assert "next attempt" not in caplog.text

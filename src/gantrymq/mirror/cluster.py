@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from gantrymq.client.admin.base import any_address, transport_of
@@ -28,6 +29,8 @@ SUSPEND_MS, SUSPEND_TIMEOUT_MS = 15_000, 30_000
 #: Largest number of messages and bytes of a pull. Java's brokers return at most 32 messages. Each queue has one pull in
 #: memory, so the number of queues limits the bytes.
 PULL_MESSAGES, PULL_BYTES = 1024, 1024 * 1024
+#: Longest pause between two attempts above a rate limit, in seconds.
+_LONGEST_WAIT_S = 10.0
 
 
 class Pulled(NamedTuple):
@@ -143,12 +146,21 @@ class Cluster:
         sys_flag: int = 0,
         batch: bool = False,
     ) -> SendResult:
-        """Sends a message, or a batch, to the master of the queue. Raises the errors of `BrokerApi.send`."""
+        """Sends a message, or a batch, to the master of the queue. Raises the errors of `BrokerApi.send`.
+
+        While a rate limit of the broker is exceeded, waits and repeats the send.
+        """
         command = send_command(
             PRODUCER_GROUP, queue, body, properties, born_timestamp, flag=flag, sys_flag=sys_flag, batch=batch
         )
-        address = await self.address(queue, master=True)
-        return await self._api.send(address, command, queue, timeout_ms=self._timeout_ms)
+        while True:
+            address = await self.address(queue, master=True)
+            try:
+                return await self._api.send(address, command, queue, timeout_ms=self._timeout_ms)
+            except BrokerError as e:
+                if e.retry_after_ms is None:
+                    raise
+                await asyncio.sleep(min(e.retry_after_ms / 1000, _LONGEST_WAIT_S))
 
     async def committed_offset(self, queue: MessageQueue, group: str) -> int | None:
         """Returns the committed offset of a group, or None."""

@@ -35,8 +35,9 @@ class GroupOffsets:
         self._patterns = patterns
         #: (address, group) of the groups that exist on the target.
         self._created: set[tuple[str, str]] = set()
-        #: Source offsets that need no further translation, by group and source queue, with their translation.
-        self._translated: dict[tuple[str, MessageQueue], tuple[int, int]] = {}
+        #: (group, source queue) -> (generation of the copies, source offset, its translation), for source offsets that
+        #: need no further translation.
+        self._translated: dict[tuple[str, MessageQueue], tuple[int, int, int]] = {}
 
     async def commit(self, copiers: Iterable[QueueCopier]) -> list[str]:
         """Commits the offsets of all groups. Returns the errors: one text for each group and topic."""
@@ -95,16 +96,17 @@ class GroupOffsets:
         offset = await self._source.committed_offset(copier.queue, group)
         if offset is None or not copier.is_located:
             return None
+        generation = copier.position.generation
         known = self._translated.get((group, copier.queue))
-        if known is not None and known[0] == offset:
-            return known[1]
+        if known is not None and known[:2] == (generation, offset):
+            return known[2]
         is_final = offset < copier.position.source_offset
         translated = copier.translate(offset)
         if translated is None:
-            start = await self._state.target_offset_before(copier.key, copier.position.generation, offset)
+            start = await self._state.target_offset_before(copier.key, generation, offset)
             translated = await copier.search(offset, start)
-        if is_final:
-            self._translated[group, copier.queue] = offset, translated
+        if is_final and generation == copier.position.generation:
+            self._translated[group, copier.queue] = generation, offset, translated
         return translated
 
     async def _create(self, queue: MessageQueue, group: str, source_queue: MessageQueue) -> None:

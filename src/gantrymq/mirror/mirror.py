@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from math import inf
 
 import msgspec
 
@@ -28,6 +29,8 @@ log = peer_log(__name__)
 
 #: Interval at which the state is stored, in seconds.
 STATE_INTERVAL_S = 5.0
+#: Interval at which unchanged positions are stored again, in seconds, because messages of the state topic expire.
+STATE_REFRESH_S = 3600.0
 #: Interval at which the offsets of groups are translated, in seconds.
 GROUPS_INTERVAL_S = 10.0
 #: Interval at which new topics and queues are found, in seconds.
@@ -96,6 +99,8 @@ class Mirror:
         self._failed_groups: list[str] = []
         #: Positions of the stored state, including those of queues that this mirror does not copy.
         self._positions: dict[str, Position] = {}
+        #: Time of the next write of unchanged positions (monotonic, in seconds).
+        self._state_due = inf
         self._copiers: dict[MessageQueue, QueueCopier] = {}
         self._failed: dict[MessageQueue, str] = {}
         self._failed_topics: dict[str, str] = {}
@@ -130,6 +135,7 @@ class Mirror:
         await self._state.create()
         await self._until_routed(self._state.topic)
         self._positions = (await self._state.read()).positions
+        self._state_due = monotonic() + STATE_REFRESH_S
         topics = await self._topics()
         if not topics:
             raise ClientError(f"no topic of the source is like {', '.join(map(repr, self._options.topics))}")
@@ -217,12 +223,13 @@ class Mirror:
             await self._write_state()
 
     async def _write_state(self) -> None:
-        """Stores the positions if they have changed, and reports the progress. Logs a failure."""
+        """Stores the positions if they have changed or may expire, and reports the progress. Logs a failure."""
         positions = self._positions | {copier.key: copier.position for copier in self._copiers.values()}
-        if positions != self._positions:
+        if positions != self._positions or monotonic() >= self._state_due:
             try:
                 await self._state.write(positions)
                 self._positions = positions
+                self._state_due = monotonic() + STATE_REFRESH_S
             except GantryError as e:
                 log.warning("the positions are not stored in topic %s of the target: %s", self._state.topic, e)
         if self._on_progress is not None:
@@ -265,6 +272,7 @@ class Mirror:
         if not counts:
             raise ClientError(f"topic {target_topic!r} of the target has no writable queue")
         sources = sorted({queue.broker_name for queue in await self._source.queues(topic)})
+        copiers: dict[MessageQueue, QueueCopier] = {}
         for queue in queues:
             origin = SourceQueue(await self._source.cluster_of(queue), queue.broker_name, queue.queue_id)
             position = self._positions.get(origin.key(topic))
@@ -272,7 +280,9 @@ class Mirror:
                 generation = 0 if position is None else position.generation + 1
                 broker = target_broker(queue.broker_name, sources, list(counts))
                 position = Position(target_topic, broker, queue.queue_id % counts[broker], generation=generation)
-            self._copiers[queue] = QueueCopier(self._source, self._target, queue, origin, position, self._rate_limit)
+            copiers[queue] = QueueCopier(self._source, self._target, queue, origin, position, self._rate_limit)
+        # After an error, no queue has a copier, and the next round adds all queues.
+        self._copiers |= copiers
 
     async def _create(self, topic: str, target_topic: str) -> None:
         """Creates the topic on all masters of the target if none has it, with the configuration of the source."""

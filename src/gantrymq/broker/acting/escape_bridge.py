@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from gantrymq.broker.acting.escaped_message import EscapedMessage, escaped_message
 from gantrymq.broker.acting.topic_route_info import RemoteQueue, TopicRouteInfo
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.errors import GantryError, StoreBusy, StoreError
+from gantrymq.errors import GantryError, RefusalReason, StoreBusy, StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from gantrymq.protocol.record import Record
+from gantrymq.protocol.refusals import refusal_reason
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -115,6 +116,9 @@ class EscapeBridge:
                     told = answer.read_header(SendMessageResponseHeader)
                     return PutResult(told.queue_offset, 0, len(record.body), now_ms())
                 problem = f"{queue.address} answers {answer.code}: {answer.remark}"
+                if refusal_reason(answer) is RefusalReason.RATE_LIMITED:
+                    # The broker accepts messages of other topics.
+                    continue
             self._queues.failed(message.topic, queue)
         # The caller retries after a StoreError. By then, the master may be back.
         raise StoreError(f"no broker of another name takes a message for {message.topic!r}: {problem}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
+from gantrymq.errors import StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -36,7 +37,11 @@ class StoreAdmin(Feature):
 
     def load(self) -> None:
         # After a restart, consumers must not see messages that had expired before. The topics are loaded already.
-        self._store.apply_topic_retention(now_ms())
+        try:
+            self._store.apply_topic_retention(now_ms())
+        except StoreError as e:
+            # All other queues are done. The job repeats the search.
+            log.error("the retention of a topic is not applied at the start: %s", e)
 
     async def start(self) -> None:
         self._cleaning.start()
