@@ -260,7 +260,7 @@ def test_protobuf(registry: Registry) -> None:
 
 def test_a_protobuf_file_with_two_messages(registry: Registry) -> None:
     registry.add_proto("orders-value", proto_file("Order", "Refund"))
-    with pytest.raises(ConfigError, match=r"argument message is required where there are several"):
+    with pytest.raises(ConfigError, match=r"several messages: give argument message \("):
         RegistryCodec(registry.url, subject="orders-value").load()
     with pytest.raises(ConfigError, match=r"argument message: the schema has no message shop.X, but shop.Order, shop"):
         RegistryCodec(registry.url, subject="orders-value", message="shop.X").load()

@@ -16,6 +16,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.mirror import Mirror, MirrorOptions
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.properties import (
     MIRROR_ORIGIN,
@@ -342,3 +343,20 @@ async def test_a_rate_limit_of_the_target_is_no_failure(
     progress = await mirror_once(single, target, topic)
     assert (progress.copied, progress.failed) == (1, [])
     assert "next attempt" not in caplog.text
+
+
+async def test_a_group_is_created_with_its_attributes(
+    single: EmbeddedCluster, target: EmbeddedCluster, topic: str, queue: MessageQueue
+) -> None:
+    group = f"{topic}-limited"
+    await create(single, topic, 1)
+    await send_to(single, queue, 3)
+    async with AdminClient(single.name_server) as admin:
+        config = SubscriptionGroupConfig(group, attributes={"+rate.limit.messages": "1000"})
+        await admin.create_group(config, broker=single.brokers[0])
+    await commit(single, group, {queue: 2})
+    progress = await mirror_once(single, target, topic, groups=[group])
+    assert (progress.groups, progress.failed_groups) == (1, [])
+    async with AdminClient(target.name_server) as admin:
+        found = [await admin.group_config(broker, group) for broker in target.brokers]
+    assert {"rate.limit.messages": "1000"} in [one.attributes for one in found if one is not None]

@@ -59,10 +59,8 @@ def mirror(
     rename: Annotated[
         str, typer.Option("--rename", metavar="PREFIX", help="Prefix of the topics' names on the target.")
     ] = "",
-    rate: Annotated[
-        int | None, typer.Option("--rate", metavar="N", min=1, help="Largest number of messages for each second.")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Exit at the ends that the queues had at the start.")] = False,
+    rate: Annotated[int | None, typer.Option("--rate", metavar="N", min=1, help="Maximum messages per second.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Copy the messages that exist at the start, then exit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the progress as one JSON object per line.")] = False,
 ) -> None:
     """Copy topics and the offsets of groups to another cluster, until Ctrl-C or --once.

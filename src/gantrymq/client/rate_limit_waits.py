@@ -10,8 +10,6 @@ from gantrymq.protocol.refusals import retry_after_ms
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.system.clock import monotonic
 
-_REFUSED = (ResponseCode.FLOW_CONTROL, ResponseCode.SYSTEM_BUSY)
-
 
 async def invoke_within_limits(
     remoting: RemotingClient, address: str, request: RemotingCommand, timeout_ms: int, *, wait_ms: int
@@ -19,7 +17,7 @@ async def invoke_within_limits(
     """Sends `request` and returns the response. While a rate limit is exceeded, waits and repeats the request.
 
     All attempts and waits share `timeout_ms`, and the waits end after `wait_ms`. If the server demands a longer wait,
-    the result is the response that refuses the request. Raises a RemotingError.
+    sleeps for the rest of `wait_ms` and returns the refusal. Raises a RemotingError.
     """
     began = monotonic()
     waits_end = began + wait_ms / 1000
@@ -27,7 +25,7 @@ async def invoke_within_limits(
     while True:
         response = await remoting.invoke(address, request, left_ms)
         # The fields of other responses are not decoded here.
-        demanded_ms = retry_after_ms(response) if response.code in _REFUSED else None
+        demanded_ms = retry_after_ms(response) if response.code == ResponseCode.FLOW_CONTROL else None
         if demanded_ms is None:
             return response
         left_s = waits_end - monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from gantrymq.client.admin.base import any_address, transport_of
@@ -201,3 +202,8 @@ def _decoded(queue: MessageQueue, offset: int, result: PullResult) -> Pulled:
         result.body, queue, offset, MAX_DECOMPRESSED_SIZE, lambda unreadable: unreadable.stand_in(queue)
     )
     return Pulled(messages, result.next_begin_offset if undecoded is None else undecoded, result.max_offset)
+
+
+def added(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Returns stored attributes as the changes that set them: `{"name": "value"}` becomes `{"+name": "value"}`."""
+    return {f"+{name.removeprefix('+')}": value for name, value in attributes.items()}

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
-from gantrymq.mirror.cluster import Cluster
+from gantrymq.mirror.cluster import Cluster, added
 from gantrymq.mirror.queue_copier import QueueCopier
 from gantrymq.mirror.state import StateTopic
 from gantrymq.protocol.codes import ResponseCode
@@ -117,6 +119,7 @@ class GroupOffsets:
         if await self._target.admin.group_config(address, group) is None:
             config = await self._source.admin.group_config(await self._source.address(source_queue), group)
             if config is not None:
+                config = msgspec.structs.replace(config, attributes=added(config.attributes))
                 await self._target.admin.create_group(config, broker=address)
         self._created.add((address, group))
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.logs import peer_log
-from gantrymq.mirror.cluster import Cluster
+from gantrymq.mirror.cluster import Cluster, added
 from gantrymq.mirror.group_offsets import GroupOffsets
 from gantrymq.mirror.origin import SourceQueue
 from gantrymq.mirror.progress import FailedQueue, Progress
@@ -55,7 +55,7 @@ class MirrorOptions:
         groups: Names or patterns of consumer groups whose offsets are translated. Default: none.
         state_topic: Topic of the target with the positions. Each mirror needs its own. Default: gantry_mirror.
         rename: Prefix of the names of topics on the target. Default: none.
-        rate: Largest number of messages for each second. Default: no limit.
+        rate: Largest number of messages per second. Default: no limit.
         once: Whether the mirror ends at the ends that the queues have at its start. Default: False.
 
     Raises:
@@ -76,7 +76,7 @@ class MirrorOptions:
             if problem := topic_problem(topic):
                 raise ClientError(f"{name}: {problem}")
         if self.rate is not None and self.rate < 1:
-            raise ClientError(f"rate={self.rate}: at least 1 message for each second")
+            raise ClientError(f"rate={self.rate}: at least 1 message per second")
 
 
 class Mirror:
@@ -300,7 +300,7 @@ class Mirror:
             write_queue_nums=max(max(config.read_queue_nums, config.write_queue_nums) for config in configs),
             # Without it, the target would refuse the copies.
             perm=configs[0].perm | PERM_WRITE,
-            attributes={f"+{name.lstrip('+')}": value for name, value in configs[0].attributes.items()},
+            attributes=added(configs[0].attributes),
         )
         for address in masters.values():
             await self._target.admin.create_topic(config, broker=address)

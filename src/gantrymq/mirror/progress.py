@@ -52,4 +52,4 @@ class Progress(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.copied:,} messages copied, lag {self.lag:,}, {self.queues} queues"
-        return f"{text}, {len(self.failed)} of them fail" if self.failed else text
+        return f"{text}, {len(self.failed)} failed" if self.failed else text

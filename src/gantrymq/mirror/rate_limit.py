@@ -8,7 +8,7 @@ from gantrymq.system.clock import monotonic
 
 
 class RateLimit:
-    """Permits `rate` messages for each second. None permits any number."""
+    """Permits `rate` messages per second. None permits any number."""
 
     def __init__(self, rate: int | None) -> None:
         self._rate = rate

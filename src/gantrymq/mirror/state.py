@@ -6,7 +6,8 @@ goes to any broker that accepts it, and a read takes the newest state of all bro
 Terms:
 - `source_offset`: the mirror has handled all messages of the source queue before this offset.
 - `target_offset`: all later messages of the source queue have a copy from this offset of the target queue on.
-- `generation`: its number increases if one of the two offsets decreases. Older positions then do not count.
+- `generation`: a counter. It increases if an offset decreases or the target topic changes. Positions with a lower
+  generation are ignored.
 """
 
 from __future__ import annotations

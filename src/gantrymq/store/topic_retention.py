@@ -71,7 +71,7 @@ class TopicRetention:
         self._counted: dict[ConsumeQueue, _Counted] = {}
 
     def run(self, now_ms: int) -> bool:
-        """Continues the current pass for some tens of milliseconds, or starts one. Returns whether it goes on.
+        """Continues the current pass, or starts one, for about `_SLICE_S`. Returns whether the pass is incomplete.
 
         Raises StoreError at the end of a pass if a queue can't be read. The other queues are up to date then.
         """

@@ -126,7 +126,7 @@ def only_message(file: Any, names: OptionNames) -> str:
     if not found:
         raise ConfigError("the protobuf file in the schema registry has no message: register another one")
     if len(found) > 1:
-        raise ConfigError(f"{names.message} is required where there are several: {listed(found)}")
+        raise ConfigError(f"the file has several messages: give {names.message} ({listed(found)})")
     return found[0]
 
 
