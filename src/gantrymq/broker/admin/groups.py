@@ -66,7 +66,7 @@ class GroupAdmin(Feature):
         """Creates or changes a group."""
         with self._creation.measured() as time:
             self._groups.put([self._checked(decode_request_json(request.body, SubscriptionGroupConfig))])
-            connection.respond_with(request, time.until(answer_after(self._groups.written())))
+            connection.respond_with(request, time.answer_after(self._groups.written()))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -82,7 +82,7 @@ class GroupAdmin(Feature):
                     yield
             if configs:
                 self._groups.put(configs)
-            connection.respond_with(request, time.until(answer_after(self._groups.written())))
+            connection.respond_with(request, time.answer_after(self._groups.written()))
         return None
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -9,7 +9,7 @@ import msgspec
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
-from gantrymq.broker.tables import TOPIC_ATTRIBUTES, TableResponse, altered, answer_after, parse_changes
+from gantrymq.broker.tables import TOPIC_ATTRIBUTES, TableResponse, altered, parse_changes
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicList
@@ -81,7 +81,7 @@ class TopicAdmin(Feature):
             )
             self._log_change(connection, topic)
             self._topics.put(topic)
-            connection.respond_with(request, time.until(answer_after(self._topics.written())))
+            connection.respond_with(request, time.answer_after(self._topics.written()))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -104,7 +104,7 @@ class TopicAdmin(Feature):
                 if len(changed) > _MOST_LOGGED:
                     log.info("%s creates or changes %d more topics", connection.address, len(changed) - _MOST_LOGGED)
                 self._topics.put(*topics)
-            connection.respond_with(request, time.until(answer_after(self._topics.written())))
+            connection.respond_with(request, time.answer_after(self._topics.written()))
         return None
 
     def _log_change(self, connection: Connection, new: TopicConfig) -> None:

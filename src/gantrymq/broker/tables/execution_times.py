@@ -54,15 +54,15 @@ class ExecutionTime:
         self._is_system = is_system
         self._start = monotonic()
 
-    async def until(self, answer: Awaitable[RemotingCommand]) -> RemotingCommand:
-        """Returns the response, and ends the measurement. Raises the error of `answer`, which counts as a failure."""
+    async def answer_after(self, written: Awaitable[None]) -> RemotingCommand:
+        """Returns SUCCESS after `written` completes, and ends the measurement. A StoreError counts as a failure."""
         try:
-            response = await answer
+            await written
         except Exception:
             self.end("failure")
             raise
         self.end("success")
-        return response
+        return RemotingCommand.response()
 
     def end(self, status: str) -> None:
         """Ends the measurement."""
