@@ -1,10 +1,11 @@
 """Renders tests/complete_runs.json, the counts of complete test runs, in docs/testing.md and docs/zh/testing.md.
 
     .venv/bin/python tools/complete_runs.py                  renders the table
-    .venv/bin/python tools/complete_runs.py --add out.xml    adds the run of pytest's --junitxml=out.xml before
+    .venv/bin/python tools/complete_runs.py --add out.xml    first adds the run of a report (pytest --junitxml=out.xml)
 
 --add replaces the run of the same minor version of Python. Call the tool with the interpreter that ran the tests, in
-the checkout that they ran in.
+the checkout that they ran in. If a test is in several reports, its result in the last one counts: give the report of
+corrected tests after the report of the whole run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import platform
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,33 +38,34 @@ Run = dict[str, Any]
 
 
 def read_run(reports: Sequence[Path]) -> Run:
-    """Returns the counts of the tests in one or more JUnit XML reports. Raises ValueError if a report has no tests."""
-    counts = {"passed": 0, "skipped": 0, "failed": 0}
-    failures: list[str] = []
+    """Returns the counts of the tests in JUnit XML reports. Raises ValueError if a report has no tests."""
+    results: dict[str, str] = {}
     seconds = 0.0
     date = ""
     for report in reports:
-        cases = 0
+        found: dict[str, str] = {}
         for suite in ElementTree.parse(report).iter("testsuite"):
             seconds += float(suite.get("time", 0))
             date = max(date, suite.get("timestamp", "")[:10])
-            for case in suite.iter("testcase"):
-                cases += 1
-                if case.find("failure") is not None or case.find("error") is not None:
-                    counts["failed"] += 1
-                    failures.append(f"{case.get('classname')}::{case.get('name')}")
-                else:
-                    counts["skipped" if case.find("skipped") is not None else "passed"] += 1
-        if not cases:
+            found |= {f"{case.get('classname')}::{case.get('name')}": _result(case) for case in suite.iter("testcase")}
+        if not found:
             raise ValueError(f"{report} has no tests")
+        results |= found
+    counts = Counter(results.values())
     return {
         "python": platform.python_version(),
-        **counts,
-        "failures": failures,
+        **{result: counts[result] for result in ("passed", "skipped", "failed")},
+        "failures": [name for name, result in results.items() if result == "failed"],
         "minutes": round(seconds / 60),
         "date": date,
         "commit": _commit(),
     }
+
+
+def _result(case: ElementTree.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "skipped" if case.find("skipped") is not None else "passed"
 
 
 def add_run(path: Path, run: Run) -> None:

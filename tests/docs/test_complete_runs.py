@@ -49,6 +49,15 @@ def test_a_report_is_counted(tool: ModuleType, tmp_path: Path) -> None:
     assert f"- {platform.python_version()}: `tests.test_a::test_three`" in text
 
 
+def test_the_last_result_of_a_test_counts(tool: ModuleType, tmp_path: Path) -> None:
+    reports = [tmp_path / "whole.xml", tmp_path / "again.xml"]
+    for report, failure in zip(reports, ("<failure/>", ""), strict=True):
+        case = f'<testcase classname="tests.test_a" name="test_one">{failure}</testcase>'
+        report.write_text(f'<testsuites><testsuite time="60" timestamp="2026-01-02">{case}</testsuite></testsuites>')
+    run = tool.read_run(reports)
+    assert (run["passed"], run["failed"], run["failures"], run["minutes"]) == (1, 0, [], 2)
+
+
 def test_a_report_without_tests_is_refused(tool: ModuleType, tmp_path: Path) -> None:
     report = tmp_path / "out.xml"
     report.write_text('<testsuites><testsuite time="1" timestamp="2026-01-02"/></testsuites>')
