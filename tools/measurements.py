@@ -40,8 +40,9 @@ mean. [Performance](performance.md) explains what the figures mean for capacity 
 """
 
 _GOALS = (
-    "The goals of all benchmarks, with the newest results. A goal is met if the median reaches it. A result holds for "
-    "the machine, the versions and the commit in [Conditions](#conditions)."
+    "The goals of all benchmarks, with the newest results. Goals apply to the median; brackets contain minimum and "
+    'maximum. An "at most" goal is met if *measured : goal* is 1 or less, an "at least" goal if it is 1 or more. A '
+    "result holds for the machine, the versions and the commit in [Conditions](#conditions)."
 )
 
 

@@ -46,8 +46,9 @@ ENGLISH = Language(
     guarantees=ROOT / "docs" / "guarantees.md",
     introduction="""# How far to trust it
 
-Check each claim of the README and of [Guarantees](guarantees.md) yourself. This page lists their commands, their
-figures, and what they do not show. `tools/trust.py` renders it from [bench/results](../bench/results).
+Check the claims of the README and of [Guarantees](guarantees.md) yourself. For each claim, this page lists the command
+that checks it, the measured figure, and what the check does not show. `tools/trust.py` renders the page from
+[bench/results](../bench/results).
 
 - **"passes or fails"**: the claim has tests and no figure. The tests in `interop` need Java.
 - **"not recorded"**: the result does not contain the date or the commit.
