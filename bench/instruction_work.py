@@ -44,7 +44,7 @@ from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE  # noqa: E402
 from gantrymq.protocol.message import Message, MessageQueue  # noqa: E402
 
 BODY = b"x" * 128
-#: Of a send. Programs under valgrind are slow.
+#: Timeout of a send, in seconds. Programs are slow under valgrind.
 TIMEOUT_S = 600.0
 #: The first repetitions create caches and adapt the interpreter's byte code.
 REPETITIONS = (3, 9)

@@ -1,7 +1,7 @@
 """Result files of bench/results: tools/measurements.py renders them.
 
-A benchmark prints its results as a Markdown table, or as lines with a name and a figure. With `--out`, `recorded` adds
-what is printed to a result file.
+A benchmark prints its results as a Markdown table, or as lines with a name and a figure. With `--out`, `recorded` also
+adds the printed tables to a result file.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def recorded(args: argparse.Namespace, program: str) -> Iterator[None]:
 
 
 class _Copy(io.StringIO):
-    """Keeps what is printed, and prints it."""
+    """Prints text, and keeps a copy."""
 
     def __init__(self, stdout: Any) -> None:
         super().__init__()

@@ -62,6 +62,8 @@ _CONSTANTS = (
     "gantrymq.filter.filter_cache.FILTER_CHARACTERS",
     "gantrymq.logs.LINES",
     "gantrymq.metrics.REQUEST_TIMEOUT_S",
+    "gantrymq.mirror.mirror.STATE_INTERVAL_S",
+    "gantrymq.mirror.mirror.STATE_REFRESH_S",
     "gantrymq.namesrv.notifications.MAX_UNDER_WAY",
     "gantrymq.namesrv.route_table.MAX_TOPICS",
     "gantrymq.namesrv.route_table._STEP_TOPICS",

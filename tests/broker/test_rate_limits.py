@@ -18,11 +18,11 @@ from wait_until import until
 
 from gantrymq.broker import context as context_module
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.tables.rate_limits import HostLimits, RateLimits, Rates, TokenBucket, count_messages
+from gantrymq.broker.tables.rate_limits import HostLimits, RateLimits, Rates, TokenBucket
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.kernels import native
 from gantrymq.limits import RATE_LIMITED_HOSTS
-from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.batch import count_messages, encode_batch
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode

@@ -15,6 +15,7 @@ from wrong_clock import WrongClock
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumers.lag import ConsumerLag
 from gantrymq.broker.tables.attributes import retention_limits
+from gantrymq.errors import StoreError
 from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
 from gantrymq.protocol.bodies.stats import ConsumeStats, QueryConsumeTimeSpanBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +31,7 @@ from gantrymq.protocol.headers.stats import (
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.message_store import MessageStore
 from gantrymq.store.topic_retention import RetentionLimits
 
 HOUR_S = 3600
@@ -263,3 +265,18 @@ def test_topics_of_the_broker_have_no_retention(topic: str) -> None:
 )
 def test_limits_of_a_topic(attributes: dict[str, str], limits: RetentionLimits | None) -> None:
     assert retention_limits("orders", attributes) == limits
+
+
+async def test_a_queue_that_cannot_be_read_does_not_stop_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: MessageStore, now_ms: int) -> bool:
+        raise StoreError("queue 0 of orders is not readable")
+
+    monkeypatch.setattr(MessageStore, "apply_topic_retention", broken)
+    broker = Broker(config(tmp_path))
+    await broker.start()
+    try:
+        assert "queue 0 of orders is not readable" in caplog.text
+    finally:
+        await broker.stop()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from constants import change_constant
 from mirror_support import bodies, both, commit, committed, create, messages, mirror_once, send, send_to
 from wait_until import until
 
@@ -136,6 +137,32 @@ async def test_continuous_mirror_stops_and_stores_positions(
         stop.set()
         assert (await task).copied == 2
     assert (await mirror_once(source, target, topic)).copied == 0
+
+
+async def test_unchanged_positions_are_stored_again(
+    single: EmbeddedCluster, target: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the state of a mirror whose topics are idle would expire."""
+    change_constant(monkeypatch, "mirror.STATE_INTERVAL_S", 0.05)
+    change_constant(monkeypatch, "mirror.STATE_REFRESH_S", 0.1)
+    await create(single, topic, 1)
+    stop = asyncio.Event()
+    async with both(single, target) as sides:
+        state_topic = f"{topic}_state"
+        mirror = Mirror(*sides, MirrorOptions(topics=[topic], state_topic=state_topic))
+        task = asyncio.create_task(mirror.run(stop))
+
+        async def states() -> int:
+            with suppress(GantryError):
+                return len(await messages(target, state_topic))
+            return 0
+
+        async def several() -> bool:
+            return await states() >= 5
+
+        await until(several)
+        stop.set()
+        assert (await task).copied == 0
 
 
 async def test_both_directions_make_no_loop(source: EmbeddedCluster, target: EmbeddedCluster, topic: str) -> None:

@@ -4,7 +4,7 @@
 - `queue_copier` copies one queue. `copies` searches the target for its copies, `origin` defines their properties.
 - `state` stores positions on the target.
 - `group_offsets` translates the offsets of groups, with an `offset_map` for each queue.
-- `cluster` has the requests to one side. `rate_limit` limits the messages per second.
+- `cluster` has the requests to one side. `message_rate` limits the messages per second.
 
 Guide: docs/mirror.md.
 """

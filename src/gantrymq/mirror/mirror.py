@@ -15,10 +15,10 @@ from gantrymq.errors import ClientError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import Cluster, added
 from gantrymq.mirror.group_offsets import GroupOffsets
+from gantrymq.mirror.message_rate import MessageRate
 from gantrymq.mirror.origin import SourceQueue
 from gantrymq.mirror.progress import FailedQueue, Progress
 from gantrymq.mirror.queue_copier import QueueCopier, Refused
-from gantrymq.mirror.rate_limit import RateLimit
 from gantrymq.mirror.state import Position, StateTopic
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
 from gantrymq.protocol.message import MessageQueue
@@ -93,7 +93,7 @@ class Mirror:
         self._target = target
         self._options = options
         self._on_progress = on_progress
-        self._rate_limit = RateLimit(options.rate)
+        self._rate = MessageRate(options.rate)
         self._state = StateTopic(target, options.state_topic)
         self._groups = GroupOffsets(source, target, self._state, options.groups)
         self._failed_groups: list[str] = []
@@ -198,10 +198,10 @@ class Mirror:
                 if isinstance(e, Refused) and self._options.once:
                     failures = ATTEMPTS
                 if self._options.once and failures >= ATTEMPTS:
-                    log.error("%s is not copied completely: %s", _name(copier.queue), e)
+                    log.error("%s is not copied completely: %s", copier.name, e)
                     return
                 due = datetime.now().astimezone() + timedelta(seconds=pause)
-                log.warning("%s: %s; next attempt at %s", _name(copier.queue), e, due.strftime("%H:%M:%S"))
+                log.warning("%s: %s; next attempt at %s", copier.name, e, due.strftime("%H:%M:%S"))
                 await asyncio.sleep(pause)
                 continue
             failures = 0
@@ -280,7 +280,7 @@ class Mirror:
                 generation = 0 if position is None else position.generation + 1
                 broker = target_broker(queue.broker_name, sources, list(counts))
                 position = Position(target_topic, broker, queue.queue_id % counts[broker], generation=generation)
-            copiers[queue] = QueueCopier(self._source, self._target, queue, origin, position, self._rate_limit)
+            copiers[queue] = QueueCopier(self._source, self._target, queue, origin, position, self._rate)
         # After an error, no queue has a copier, and the next round adds all queues.
         self._copiers |= copiers
 
@@ -338,7 +338,3 @@ def target_broker(broker: str, sources: Sequence[str], targets: Sequence[str]) -
 
 def _is_special(topic: str) -> bool:
     return is_system_topic(topic) or topic.startswith("%")
-
-
-def _name(queue: MessageQueue) -> str:
-    return f"topic {queue.topic}, queue {queue.queue_id} of {queue.broker_name}"

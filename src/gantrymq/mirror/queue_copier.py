@@ -16,9 +16,9 @@ from gantrymq.errors import BrokerError, IllegalMessage, ProtocolError
 from gantrymq.logs import peer_log
 from gantrymq.mirror.cluster import PULL_MESSAGES, Cluster
 from gantrymq.mirror.copies import Copies
+from gantrymq.mirror.message_rate import MessageRate
 from gantrymq.mirror.offset_map import OffsetMap
 from gantrymq.mirror.origin import SourceQueue, is_loop
-from gantrymq.mirror.rate_limit import RateLimit
 from gantrymq.mirror.state import Position
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import ResponseCode
@@ -58,7 +58,7 @@ class QueueCopier:
         queue: MessageQueue,
         origin: SourceQueue,
         position: Position,
-        rate_limit: RateLimit,
+        rate: MessageRate,
     ) -> None:
         self.queue = queue
         self.target_queue = MessageQueue(position.target_topic, position.target_broker, position.target_queue_id)
@@ -72,7 +72,7 @@ class QueueCopier:
         self.end = 0
         self._source = source
         self._target = target
-        self._rate_limit = rate_limit
+        self._rate = rate
         self._origin = origin
         self._copies = Copies(source, target, queue, self.target_queue, origin)
         self._offset_map = OffsetMap()
@@ -102,7 +102,7 @@ class QueueCopier:
             await self._locate()
             # A queue that has recovered must not be reported as failed until the next message.
             waits = False
-        limit = self._rate_limit.largest(PULL_MESSAGES)
+        limit = self._rate.largest(PULL_MESSAGES)
         offset = self.position.source_offset
         pulled = await self._source.pull(self.queue, offset, limit, waits=waits)
         self.end = pulled.end
@@ -112,9 +112,9 @@ class QueueCopier:
             return
         # A position of 0 is before the first message if the source has removed old messages.
         if not pulled.messages and pulled.next_offset != offset != 0:
-            log.warning("%s: no message at offset %d, continuing at %d", self._name, offset, pulled.next_offset)
+            log.warning("%s: no message at offset %d, continuing at %d", self.name, offset, pulled.next_offset)
         for request in _requests(self._encoded(pulled.messages)):
-            await self._rate_limit.take(len(request))
+            await self._rate.take(len(request))
             await self._send(request)
             if not self.is_located:
                 return
@@ -124,7 +124,8 @@ class QueueCopier:
         self.position = msgspec.structs.replace(self.position, source_offset=source_offset, target_offset=target_offset)
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The source queue, for log lines."""
         return f"topic {self.queue.topic}, queue {self.queue.queue_id} of {self.queue.broker_name}"
 
     # -- the position -------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ class QueueCopier:
         if target_is_behind or source_is_behind:
             log.warning(
                 "%s: %s lost messages, or its topic was created again; continuing at offset %d",
-                self._name,
+                self.name,
                 "the source has" if source_is_behind else "the target has",
                 next_offset,
             )

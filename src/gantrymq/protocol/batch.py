@@ -18,6 +18,7 @@ MAX_BATCH_MESSAGES = (1 << 15) - 1
 _HEAD = Struct(">iiiii")
 _HEAD_SIZE = _HEAD.size
 _I16 = Struct(">h")
+_LENGTH = Struct(">i")
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
@@ -50,3 +51,15 @@ def decode_batch(batch: bytes, start: int = 0) -> Iterator[tuple[int, bytes, byt
             pos = message_end
     except StructError as e:
         raise BodyError(f"batch of {end} bytes is cut off at {pos}") from e
+
+
+def count_messages(batch: bytes) -> int:
+    """Returns the number of messages in the body of a batch, at most MAX_BATCH_MESSAGES. The body may be illegal."""
+    count = pos = 0
+    while count < MAX_BATCH_MESSAGES and pos + _LENGTH.size <= len(batch):
+        (size,) = _LENGTH.unpack_from(batch, pos)
+        count += 1
+        if size <= 0:
+            break
+        pos += size
+    return count

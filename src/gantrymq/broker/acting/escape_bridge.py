@@ -99,11 +99,11 @@ class EscapeBridge:
         problem: Exception | str | None = None
         while len(asked) < _MOST_BROKERS:
             try:
-                queue = await self._queues.next(message.topic)
+                queue = await self._queues.next(message.topic, asked)
             except GantryError as e:
                 problem = problem or e
                 break
-            if queue.address in asked:
+            if queue is None:
                 break
             asked.add(queue.address)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import count
 from typing import NamedTuple
 
@@ -43,8 +44,10 @@ class TopicRouteInfo:
         self._avoided: dict[str, float] = {}
         self._turns = count()
 
-    async def next(self, topic: str) -> RemoteQueue:
+    async def next(self, topic: str, asked: Collection[str]) -> RemoteQueue | None:
         """Returns the next queue for a topic, preferably at a broker that did not fail recently.
+
+        Returns None if all brokers with the topic are in `asked`, which has host:port of each broker.
 
         Raises GantryError if no broker of another name has the topic.
         """
@@ -57,8 +60,9 @@ class TopicRouteInfo:
                 del self._known[next(iter(self._known))]
             self._known[topic] = monotonic() + _KNOWN_FOR_S, queues
         now = monotonic()
-        good = [queue for queue in queues if self._avoided.get(queue.address, now) <= now] or queues
-        return good[next(self._turns) % len(good)]
+        left = [queue for queue in queues if queue.address not in asked]
+        good = [queue for queue in left if self._avoided.get(queue.address, now) <= now] or left
+        return good[next(self._turns) % len(good)] if good else None
 
     def failed(self, topic: str, queue: RemoteQueue) -> None:
         """Records that a queue's broker rejected a message: avoids it for some time, and queries the route again."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.tables.attributes import RATE_LIMIT_BYTES, RATE_LIMIT_MESSAGES, limit_of
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.limits import RATE_LIMITED_HOSTS
-from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
+from gantrymq.protocol.batch import count_messages
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
@@ -30,7 +29,6 @@ from gantrymq.system.clock import monotonic
 BURST_S = 0.1
 #: A full table of hosts is searched for idle hosts at most once in this time, in seconds.
 _SEARCH_S = 1.0
-_LENGTH = Struct(">i")
 
 
 class TokenBucket:
@@ -89,16 +87,23 @@ class RateLimit:
 
     __slots__ = ("_bytes", "_messages", "rates", "refused")
 
-    def __init__(self, rates: Rates, now: float) -> None:
+    def __init__(self, rates: Rates, now: float, refused: int = 0) -> None:
         self.rates = rates
+        self.refused = refused
         self._messages = TokenBucket(rates.messages, now) if rates.messages is not None else None
         self._bytes = TokenBucket(rates.size, now) if rates.size is not None else None
-        self.refused = 0
 
     def wait_s(self, now: float) -> float:
         """Returns the time until a request is admitted, in seconds. 0 means now."""
         wait = self._messages.wait_s(now) if self._messages is not None else 0.0
         return max(wait, self._bytes.wait_s(now)) if self._bytes is not None else wait
+
+    def check(self, code: int, what: str, now: float) -> None:
+        """Raises RequestRefused with this code, and counts the refusal, if the limit of `what` is exceeded."""
+        wait_s = self.wait_s(now)
+        if wait_s > 0:
+            self.refused += 1
+            raise _refusal(code, what, self.rates, wait_s)
 
     def take(self, messages: int, size: int) -> None:
         """Counts an admitted request."""
@@ -165,7 +170,7 @@ class DeliveryLimits(NamedTuple):
         return messages, size
 
     def take(self, messages: int, size: int) -> None:
-        """Counts what is delivered."""
+        """Counts the delivered messages and bytes."""
         for limit in self.limits:
             limit.take(messages, size)
 
@@ -215,7 +220,8 @@ class RateLimits:
         limit = self._of(self._topics, topic.topic_name, topic.attributes, now)
         host = self._senders.of(connection, now) if self.limits_clients else None
         code = ResponseCode.SYSTEM_BUSY
-        self._check(code, f"the topic[{topic.topic_name}]", limit, now)
+        if limit is not None:
+            limit.check(code, f"the topic[{topic.topic_name}]", now)
         self._check_host(code, connection, host, now)
         messages = count_messages(body) if is_batch else 1
         for one in (limit, host):
@@ -233,8 +239,8 @@ class RateLimits:
         limit = self._of(self._groups, group.group_name, group.attributes, now) if group is not None else None
         host = self._receivers.of(connection, now) if self.limits_clients else None
         code = ResponseCode.FLOW_CONTROL
-        if group is not None:
-            self._check(code, f"the consumer group[{group.group_name}]", limit, now)
+        if group is not None and limit is not None:
+            limit.check(code, f"the consumer group[{group.group_name}]", now)
         self._check_host(code, connection, host, now)
         limits = tuple(one for one in (limit, host) if one is not None)
         return DeliveryLimits(limits, now) if limits else None
@@ -258,32 +264,18 @@ class RateLimits:
             return None
         limit = limits.get(name)
         if limit is None or limit.rates != rates:
-            refused = limit.refused if limit is not None else 0
-            limit = limits[name] = RateLimit(rates, now)
-            limit.refused = refused
+            limit = limits[name] = RateLimit(rates, now, limit.refused if limit is not None else 0)
         return limit
 
-    def _check(self, code: int, what: str, limit: RateLimit | None, now: float) -> None:
-        if limit is not None and (wait := limit.wait_s(now)) > 0:
-            limit.refused += 1
-            raise _refusal(code, what, limit.rates, wait)
-
     def _check_host(self, code: int, connection: Connection, limit: RateLimit | None, now: float) -> None:
-        if limit is not None and (wait := limit.wait_s(now)) > 0:
+        if limit is None:
+            return
+        try:
+            limit.check(code, f"the client[{connection.address.rpartition(':')[0]}]", now)
+        except RequestRefused:
+            # A change of the configuration replaces the limits, so they do not keep this number.
             self._refused_clients += 1
-            raise _refusal(code, f"the client[{connection.address.rpartition(':')[0]}]", limit.rates, wait)
-
-
-def count_messages(batch: bytes) -> int:
-    """Returns the number of messages in the body of a batch, at most MAX_BATCH_MESSAGES. The body may be illegal."""
-    count = pos = 0
-    while count < MAX_BATCH_MESSAGES and pos + _LENGTH.size <= len(batch):
-        (size,) = _LENGTH.unpack_from(batch, pos)
-        count += 1
-        if size <= 0:
-            break
-        pos += size
-    return count
+            raise
 
 
 def _rates(attributes: Mapping[str, str]) -> Rates:

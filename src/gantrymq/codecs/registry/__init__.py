@@ -12,5 +12,6 @@
 | `avro_json`, `json_schema_check` | the conversion and the check of JSON values |
 | `field_errors` | their errors, which name the field |
 
-Spark reads and writes use the same modules. Needs the extra `gantrymq[registry]`.
+Spark uses all modules except `codec`, `schema_codecs`, `avro_json` and `json_schema_check`. Needs the extra
+`gantrymq[registry]`.
 """

@@ -228,7 +228,7 @@ class SchemaRegistry:
         if isinstance(response, _Problem):
             raise ConfigError(
                 f"the schema registry doesn't have this schema under subject {subject} ({response.message}): "
-                "register it, or set option auto.register.schemas to true"
+                f"{self.names.register}"
             )
         return self._decoded(response, _Id).id
 
@@ -381,13 +381,19 @@ def references_of(
     return found
 
 
+def known_schema(registry: SchemaRegistry, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
+    """Returns the schema with the id that a body has. Raises CodecError for an unknown id."""
+    found = registry.schema(schema_id, serialized=serialized)
+    if found is None:
+        raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
+    return found
+
+
 def schema_of_body(
     registry: SchemaRegistry, schema_id: int, kind: str, *, serialized: bool = False
 ) -> RegisteredSchema:
     """Returns the schema with the id that a body has. Raises CodecError for an unknown id or another `kind`."""
-    found = registry.schema(schema_id, serialized=serialized)
-    if found is None:
-        raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
+    found = known_schema(registry, schema_id, serialized=serialized)
     if found.kind != kind:
         raise CodecError(f"schema {schema_id}, which the body names, is {found.kind}, not {kind}")
     return found

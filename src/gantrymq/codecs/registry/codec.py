@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from gantrymq.background.shared_task import own_copy
 from gantrymq.codecs.codec import Codec
-from gantrymq.codecs.registry.client import MAX_CACHED, UNKNOWN_FOR_S, SchemaRegistry
+from gantrymq.codecs.registry.client import MAX_CACHED, UNKNOWN_FOR_S, SchemaRegistry, known_schema
 from gantrymq.codecs.registry.schema_codecs import Encodes, SchemaCodec, schema_codec
 from gantrymq.codecs.registry.settings import RegistrySettings, split_urls
 from gantrymq.codecs.registry.wire_format import prefix, split
@@ -218,10 +218,8 @@ class RegistryCodec(Codec[Any]):
             return self._requested(began, self._id_codec, schema_id)
 
     def _id_codec(self, schema_id: int) -> SchemaCodec:
-        schema = self._registry.schema(schema_id)
-        # Not cached here, because `SchemaRegistry` limits requests for unknown ids.
-        if schema is None:
-            raise CodecError(f"the schema registry has no schema {schema_id}, which the body names")
+        # An unknown id is not cached here, because `SchemaRegistry` limits requests for unknown ids.
+        schema = known_schema(self._registry, schema_id)
         try:
             codec = schema_codec(self._registry, schema, schema_id)
         except CodecError as e:

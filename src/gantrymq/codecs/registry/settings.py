@@ -29,6 +29,7 @@ class OptionNames(NamedTuple):
         tls: All TLS files.
         retry_timeout: The time for which requests are repeated.
         other_schema: What to do if the registry lacks the schema of a subject.
+        register: What to do if the registry lacks the schema of a write.
         no_prefix: What to do if bodies lack the prefix.
         message: The name of a protobuf message.
         descriptor_set: What to do if the registry can't supply the files of a protobuf schema.
@@ -41,6 +42,7 @@ class OptionNames(NamedTuple):
     tls: str = "authorities, certificate and key of RegistrySettings"
     retry_timeout: str = "retry_timeout_s of RegistrySettings"
     other_schema: str = "register a schema, or give another subject"
+    register: str = "register it"
     no_prefix: str = "decode bodies without them with another codec"
     message: str = "argument message"
     descriptor_set: str = "use a registry that supports format=serialized, or register the import as a reference"

@@ -28,6 +28,7 @@ NAMES = OptionNames(
     tls=f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}",
     retry_timeout="option retryTimeoutMs",
     other_schema=f"name another by option {SUBJECT}, or give the schema itself by bodySchema or bodySchemaFile",
+    register="register it, or set option auto.register.schemas to true",
     no_prefix=f"bodies without them are read without the option {URL}",
     message="option bodyMessage",
     descriptor_set="give a descriptor set by option bodySchemaFile",

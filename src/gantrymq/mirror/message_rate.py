@@ -1,4 +1,4 @@
-"""RateLimit: spreads messages over time, for all queues of a mirror together."""
+"""MessageRate: spreads messages over time, for all queues of a mirror together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from gantrymq.system.clock import monotonic
 
 
-class RateLimit:
+class MessageRate:
     """Permits `rate` messages per second. None permits any number."""
 
     def __init__(self, rate: int | None) -> None:
