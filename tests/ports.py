@@ -7,22 +7,30 @@ that the kernel assigns from (32768 and above on Linux).
 
 from __future__ import annotations
 
+import os
 import socket
+from itertools import cycle
 from random import SystemRandom
 
-#: Not the `random` module: hypothesis sets its seed, to the same value in every process.
-_random = SystemRandom()
-#: Every tenth port. A broker also uses neighbours of its port: one above for its slaves, two below for the fast port.
-_PORTS = range(12_005, 31_000, 10)
+#: The number of processes that run tests at the same time, and the number of this one. Each has ports of its own: a
+#: port is still free for other processes until the test's server has started.
+_PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+#: Space for the ports of the servers of one call. A broker also uses neighbours of its port: one above for its slaves,
+#: two below for the fast port.
+_PORTS = list(range(12_005, 31_000, 100))[_PROCESS::_PROCESSES]
+# Not the `random` module: hypothesis sets its seed, to the same value in every process.
+SystemRandom().shuffle(_PORTS)
+_next = cycle(_PORTS)
 
 
 def free_port(count: int = 1) -> int:
     """Returns a port of 127.0.0.1 that is free and that the kernel never assigns. Its neighbours are free as well.
 
-    With `count`, so many ports are free, at distances of 10.
+    With `count`, up to 10, so many ports are free, at distances of 10.
     """
     while True:
-        port = _random.choice(_PORTS)
+        port = next(_next)
         if all(_is_free(port + 10 * n) for n in range(count)):
             return port
 

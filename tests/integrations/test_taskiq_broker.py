@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from wait_until import wait_until
+from wait_until import until, wait_until
 
-from gantrymq.integrations.in_flight import InFlightMessages
 from gantrymq.integrations.taskiq import RocketMQBroker
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.testing.embedded import EmbeddedCluster
 
 #: Time limit for a worker to start and to finish its tasks, in seconds.
@@ -120,21 +122,36 @@ async def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedC
     assert (word, ended) == ("end", other)
 
 
+class Renewals:
+    """Counts the answered renewals of a worker."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_request(self, address: str, request: RemotingCommand) -> None: ...
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        self.count += request.code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+
+
 async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: EmbeddedCluster) -> None:
-    broker = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=0.9)
-    other = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=0.9)
+    renewals = Renewals()
+    broker = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=3, hooks=[renewals])
+    other = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=3)
     broker.is_worker_process = other.is_worker_process = True
     await send(cluster, "taskiq-long", "add", 1, 2)
     await broker.startup()
     await other.startup()
     first = await anext(broker.listen())
-    # The other worker polls for longer than the invisible duration and receives nothing.
-    in_flight = other.in_flight
-    assert isinstance(in_flight, InFlightMessages)
-    assert await in_flight.receive(1, 2.0) == []
+    tasks = other.listen()
+    second = asyncio.ensure_future(anext(tasks))
+    # There are three renewals in an invisible duration.
+    await until(lambda: renewals.count > 3)
+    assert not second.done()
     await broker.shutdown()
-    second = await anext(other.listen())
-    assert second.data == first.data
-    await second.ack()
-    assert len(in_flight) == 0
+    task = await second
+    assert task.data == first.data
+    await task.ack()
+    assert len(other.in_flight) == 0
+    await tasks.aclose()
     await other.shutdown()

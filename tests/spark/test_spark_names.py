@@ -21,7 +21,8 @@ def job_descriptions(spark: SparkSession) -> list[str]:
     Spark adds a job some time after its end, because a thread of its own processes the events.
     """
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    return [jobs.apply(index).description().getOrElse(None) or "" for index in range(jobs.size())]
+    descriptions = [jobs.apply(index).description() for index in range(jobs.size())]
+    return [description.get() for description in descriptions if description.isDefined()]
 
 
 def test_a_view_names_the_topic_in_a_plan(
