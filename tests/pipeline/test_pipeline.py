@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 from gantrymq.testing.processes import ProcessCluster
 
 RUN_TIMEOUT_S = 600
+LAKES = Path(__file__).parents[2] / "docs" / "spark" / "lakes.md"
 needs_connect = pytest.mark.skipif(
     importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio: gantrymq[pipelines]"
 )
@@ -237,6 +239,25 @@ def test_two_projects_run_at_a_time_and_one_again(tmp_path: Path) -> None:
     assert "sample" not in done.stdout
     assert f"large-orders has {len(large) + 1} messages" in done.stdout
     assert sales(project) == expected_sales() + Counter({("None", "tea"): 450_000})
+
+
+@needs_connect
+@needs_pipelines
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_TIMEOUT_S + 20)
+def test_the_tables_of_the_docs_in_sql(tmp_path: Path) -> None:
+    project = create_project(tmp_path / "shop")
+    [statements] = re.findall(r"^```sql\n(.*?)^```$", LAKES.read_text(), re.DOTALL | re.MULTILINE)
+    (project / "transformations" / "sales.sql").write_text(statements)
+    program = project / "transformations" / "orders.py"
+    before, silver, rest = program.read_text().partition('@dp.table(comment="The orders among them.")')
+    sink = rest.index("dp.create_sink(")
+    assert silver
+    program.write_text(before + rest[sink:])
+    done = gantry(project, "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sales(project) == expected_sales()
 
 
 #: The beginning of a line in a stack trace of Java.
