@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import quote_bare_keys
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.headers.controller import LEASE_EPOCH_FIELD, LEASE_FIELD
 
 sys.path.append(str(HERE.parent / "tests"))
 from wait_until import wait_until
@@ -36,11 +39,16 @@ class Asker:
         self._frames = FrameReader()
         self._opaque = 0
 
-    def ask(self, code: int, body: bytes = b"", **fields: str) -> tuple[int, str | None, dict[str, str], Any]:
+    def ask(
+        self, code: int, body: bytes = b"", *, meanwhile: Callable[[], object] | None = None, **fields: str
+    ) -> tuple[int, str | None, dict[str, str], Any]:
+        """Calls `meanwhile` again and again until the response arrives."""
         self._opaque += 1
         request = RemotingCommand.request(code, fields=fields, body=body)
         request.opaque = self._opaque
         self._socket.sendall(request.encode())
+        while meanwhile is not None and not select.select([self._socket], [], [], 0.05)[0]:
+            meanwhile()
         while True:
             for answer in self._frames.feed(self._socket.recv(1 << 16)):
                 parsed = _sorted(json.loads(quote_bare_keys(answer.body))) if answer.body else None
@@ -74,8 +82,10 @@ def conversation(address: str) -> list[tuple[str, Any]]:
     with asker(address) as one, asker(address) as brokers:
         this = {"clusterName": CLUSTER, "brokerName": NAME}
 
-        def ask(what: str, code: int, body: bytes = b"", **fields: str) -> None:
-            said.append((what, one.ask(code, body, **fields)))
+        def ask(
+            what: str, code: int, body: bytes = b"", meanwhile: Callable[[], object] | None = None, **fields: str
+        ) -> None:
+            said.append((what, one.ask(code, body, meanwhile=meanwhile, **fields)))
 
         def next_id() -> None:
             ask("next id", RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, **this)
@@ -89,16 +99,26 @@ def conversation(address: str) -> list[tuple[str, Any]]:
             fields = {"brokerId": str(broker_id), "brokerAddress": at}
             ask(f"register {broker_id} {at}", RequestCode.CONTROLLER_REGISTER_BROKER, **this, **fields)
 
-        def heartbeat(broker_id: int | None, **more: str) -> None:
-            fields = {"brokerAddr": f"h{broker_id}:1", "heartbeatTimeoutMills": LIVES_MS, **more}
-            if broker_id is not None:
-                fields["brokerId"] = str(broker_id)
-            said.append((f"heartbeat of {broker_id}", brokers.ask(RequestCode.BROKER_HEARTBEAT, **this, **fields)))
+        #: {id: fields of the last heartbeat}.
+        living: dict[int, dict[str, str]] = {}
+
+        def beat(broker_id: int) -> tuple[int, str | None, dict[str, str], Any]:
+            return brokers.ask(RequestCode.BROKER_HEARTBEAT, **this, **living[broker_id])
+
+        def heartbeat(broker_id: int, **more: str) -> None:
+            fields = {"brokerAddr": f"h{broker_id}:1", "heartbeatTimeoutMills": LIVES_MS, "brokerId": str(broker_id)}
+            living[broker_id] = fields | more
+            code, remark, lease, body = beat(broker_id)
+            # Our controller also grants a lease.
+            rest = {name: value for name, value in lease.items() if name not in (LEASE_FIELD, LEASE_EPOCH_FIELD)}
+            said.append((f"heartbeat of {broker_id}", (code, remark, rest, body)))
 
         def elect(broker_id: int, *, designate: bool = False, name: str = NAME) -> None:
             fields = {"brokerId": str(broker_id), "designateElect": str(designate).lower()}
             fields |= {"clusterName": CLUSTER, "brokerName": name}
-            ask(f"elect {broker_id} {designate} {name}", RequestCode.CONTROLLER_ELECT_MASTER, **fields)
+            # Our controller elects only a broker that sends a request during the election.
+            alive = partial(beat, broker_id) if broker_id in living else None
+            ask(f"elect {broker_id} {designate} {name}", RequestCode.CONTROLLER_ELECT_MASTER, b"", alive, **fields)
 
         def info(name: str = NAME) -> None:
             ask(f"info of {name}", RequestCode.CONTROLLER_GET_REPLICA_INFO, brokerName=name)
@@ -139,7 +159,8 @@ def conversation(address: str) -> list[tuple[str, Any]]:
         register(1, "h1:1")
         register(4, "h4:1")
         data(NAME)
-        heartbeat(None)
+        fields = {"brokerAddr": "hNone:1", "heartbeatTimeoutMills": LIVES_MS}
+        said.append(("heartbeat without an id", brokers.ask(RequestCode.BROKER_HEARTBEAT, **this, **fields)))
         for broker_id in (1, 2):
             heartbeat(broker_id, epoch="1", maxOffset="100", confirmOffset="100")
         # The first master and its in-sync set.
