@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from coverage_matrix import Recorder, coverage_of
 from servers import Server, build, gantry_broker, gantry_namesrv, java_broker, java_namesrv, missing_tools
 
 
@@ -21,6 +22,23 @@ class Cluster:
     @property
     def address(self) -> str:
         return self.namesrv.address
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", type=Path, metavar="FILE", help="write the outcomes of interop/ to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "interop(feature, clients, servers, version): what a test covers")
+    if path := config.getoption("--matrix"):
+        config.pluginmanager.register(Recorder(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            # Raises an error if the marker is missing.
+            coverage_of(item)
 
 
 @pytest.fixture(scope="session", autouse=True)
