@@ -18,7 +18,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -117,6 +117,7 @@ def pairs_of(clients: list[str], servers: list[str]) -> tuple[str, ...]:
 class Outcome:
     """The outcome of a test: `passed`, `failed`, or `not run` with a reason."""
 
+    module: str
     coverage: Coverage
     state: str = "not run"
     reason: str = "the run ended early"
@@ -128,34 +129,24 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._outcomes: dict[str, Outcome] = {}
-        self._modules: dict[str, str] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._outcomes = {item.nodeid: Outcome(coverage_of(item)) for item in session.items}
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.outcome != "passed":
-            self._modules[report.nodeid] = _reason(report.longrepr)
+        self._outcomes = {item.nodeid: Outcome(item.path.name, coverage_of(item)) for item in session.items}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = self._outcomes[report.nodeid]
         if report.failed:
             outcome.state, outcome.reason = "failed", ""
-        elif report.skipped:
-            outcome.reason = _reason(report.longrepr)
-        elif report.when == "call":
+        elif isinstance(report.longrepr, tuple):
+            # A skipped test: path, line, reason.
+            outcome.reason = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.when == "call" and report.passed:
             outcome.state, outcome.reason = "passed", ""
 
     def pytest_sessionfinish(self) -> None:
         tests = [
-            {"module": name.partition("::")[0], **outcome.coverage._asdict(), "state": outcome.state}
-            | {"reason": outcome.reason}
+            {"id": name, "module": outcome.module, "state": outcome.state, "reason": outcome.reason}
+            | outcome.coverage._asdict()
             for name, outcome in self._outcomes.items()
         ]
-        self._path.write_text(json.dumps({"tests": tests, "not_collected": self._modules}))
-
-
-def _reason(report: Any) -> str:
-    """Returns the reason of a skip, which pytest has as (path, line, reason)."""
-    text = report[2] if isinstance(report, tuple) else str(report).strip().splitlines()[-1]
-    return str(text).removeprefix("Skipped: ")
+        self._path.write_text(json.dumps(tests))
