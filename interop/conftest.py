@@ -42,12 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def java() -> None:
-    """Builds the Java side once. Skips all tests if this is not possible."""
+def java(pytestconfig: pytest.Config) -> None:
+    """Builds the Java side once. Skips all tests if this is not possible.
+
+    With `--matrix`, tools/interop_matrix.py has built it for all modules.
+    """
     missing = missing_tools()
     if missing:
         pytest.skip(f"interoperability tests need Java and Maven: {missing}")
-    build()
+    if not pytestconfig.getoption("--matrix"):
+        build()
 
 
 #: NameServer and broker of each combination. The first one is all Java. It is the control: it tests the test programs.

@@ -32,6 +32,8 @@ RESULTS = INTEROP / "results.json"
 LOGS = INTEROP / "target" / "logs"
 BEGIN, END = "<!-- interop results -->\n", "<!-- end of interop results -->\n"
 MODULE_TIMEOUT_S = 3600
+#: Timeout of tests that have none of their own.
+TEST_TIMEOUT_S = 600
 #: Time for the end of the servers after the timeout of a module.
 STOP_TIMEOUT_S = 120
 NEVER_RUN = "never run"
@@ -39,6 +41,7 @@ NEVER_RUN = "never run"
 # interop/ exists in the repository only, not in a release.
 sys.path.insert(0, str(INTEROP))
 from coverage_matrix import CONTROL, FEATURES, PAIRS, TOGETHER, VERSIONS, WITHOUT_RUNNER  # noqa: E402
+from servers import build, missing_tools  # noqa: E402
 
 Json = dict[str, Any]
 #: Feature, pair and version.
@@ -206,7 +209,8 @@ def _run_to_end(command: Sequence[str | Path], output: Any) -> None:
 def run_module(name: str, collected: Iterable[Json]) -> Json:
     """Runs a module. Returns its result. A collected test without an outcome has not run."""
     began = time.monotonic()
-    outcomes = {test["id"]: test for test in pytest(["-q", INTEROP / name], LOGS / f"{name}.log")}
+    ran = pytest(["-q", f"--timeout={TEST_TIMEOUT_S}", INTEROP / name], LOGS / f"{name}.log")
+    outcomes = {test["id"]: test for test in ran}
     tests = [outcomes.get(test["id"], test | {"reason": "the run ended early"}) for test in collected]
     return result_of(tests) | {"seconds": round(time.monotonic() - began)}
 
@@ -368,6 +372,8 @@ def main() -> None:
     wanted = [f"test_{Path(name).stem.removeprefix('test_')}.py" for name in given.only or names]
     if unknown := set(wanted) - set(names):
         parser.error(f"no module {', '.join(sorted(unknown))} in interop/; --list prints the names")
+    if missing_tools() is None:
+        build()
     origin = conditions()
     failed = []
     for name in wanted:
