@@ -44,7 +44,7 @@ COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- missing features -->\n", "<!-- end of missing features -->\n"
 PAGES = {"text": ROOT / "docs" / "missing.md", "zh": ROOT / "docs" / "zh" / "missing.md"}
 #: Directories with the jars of the servers and tools, and with those of the proxy.
-_JARS = ("interop/target/dependency", "interop/client-grpc/target/dependency")
+JARS = ("interop/target/dependency", "interop/client-grpc/target/dependency")
 _KEYS = "configuration keys: "
 _BROKER = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
 #: The classes of GantryMQ that have the keys of a class of Java.
@@ -86,7 +86,7 @@ class Reason(NamedTuple):
 
 def java_features() -> Features:
     """Reads the names from the jars. Raises CalledProcessError if Java fails."""
-    class_path = ":".join(str(ROOT / directory / "*") for directory in _JARS)
+    class_path = ":".join(str(ROOT / directory / "*") for directory in JARS)
     command = ["java", "-cp", class_path, str(ROOT / "tools" / "JavaFeatures.java")]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: Features = json.loads(done.stdout)
