@@ -235,7 +235,7 @@ def _versions() -> dict[str, str]:
     }
     files = {
         "rocketmq": ("pom.xml", r"<rocketmq.version>(.*?)<"),
-        "rocketmq-client 4.9": ("client-4.9/pom.xml", r"<version>(4\..*?)<"),
+        "rocketmq-client": ("client-4.9/pom.xml", r"<version>(4\..*?)<"),
         "rocketmq-client-java": ("client-grpc/pom.xml", r"rocketmq-client-java</artifactId>\s*<version>(.*?)<"),
         "rocketmq-client-nodejs": ("client-node/package.json", r'rocketmq-client-nodejs": "(.*?)"'),
         "rocketmq (crate)": ("client-rust/Cargo.toml", r'rocketmq = "=(.*?)"'),
@@ -378,6 +378,8 @@ def main() -> None:
     failed = []
     for name in wanted:
         result = run_module(name, collected[name])
+        # Another run can have added results.
+        results = merged_declared(load(), collected)
         results["modules"][name] = result | {"conditions": origin}
         save(results)
         print(f"interop: {name}: {_cell(_total(result), ENGLISH)} ({result['seconds']} s)", flush=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[2]
 INTEROP = ROOT / "interop"
@@ -65,28 +65,27 @@ class TestClass:
 """
 
 
-def run(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest with this test module and the conftest.py of interop/."""
-    (directory / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(INTEROP)!r})\n{CONFTEST}")
-    (directory / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--matrix=outcomes.json", "test_it.py"]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
+def run(pytester: pytest.Pytester, text: str) -> pytest.RunResult:
+    """Runs pytest with this test module and the hooks of interop/."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(text)
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--matrix=outcomes.json")
 
 
-#: The hooks of interop/conftest.py, without its fixtures.
-CONFTEST = "\n".join(
-    ast.unparse(node)
-    for node in ast.parse((INTEROP / "conftest.py").read_text()).body
-    if isinstance(node, ast.Import | ast.ImportFrom)
-    or (isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_"))
-)
+def of_conftest(node: ast.stmt) -> bool:
+    """Returns whether a statement of interop/conftest.py is an import or a hook."""
+    return isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "name", "").startswith("pytest_")
 
 
-def test_outcomes_by_feature_pair_and_version(tool: ModuleType, tmp_path: Path) -> None:
-    done = run(tmp_path, TESTS)
-    tests = json.loads((tmp_path / "outcomes.json").read_text())
+CONFTEST = "\n".join(map(ast.unparse, filter(of_conftest, ast.parse((INTEROP / "conftest.py").read_text()).body)))
+
+
+def test_outcomes_by_feature_pair_and_version(tool: ModuleType, pytester: pytest.Pytester) -> None:
+    done = run(pytester, TESTS)
+    tests = json.loads((pytester.path / "outcomes.json").read_text())
     result = tool.result_of(tests)
-    assert done.returncode == 1, done.stdout
+    assert done.ret == 1
     assert result["total"] == {"passed": 2, "failed": 1, "not_run": {"no Node.js": 1}}
     assert {tool.case_of(case): (case["passed"], case["failed"], case["not_run"]) for case in result["cases"]} == {
         ("TLS", "java>gantry", "4.9.7"): (1, 0, {}),
@@ -108,10 +107,12 @@ def test_outcomes_by_feature_pair_and_version(tool: ModuleType, tmp_path: Path) 
         "@pytest.mark.interop(feature='TLS', servers='kafka')",
     ],
 )
-def test_a_test_without_a_valid_marker_is_not_collected(marker: str, tmp_path: Path) -> None:
-    done = run(tmp_path, f"import pytest\n{marker}\ndef test_it(): pass\n")
-    assert done.returncode == 4
-    assert "the marker 'interop'" in done.stderr
+def test_a_test_without_a_valid_marker_is_not_collected(
+    marker: str, coverage: ModuleType, pytester: pytest.Pytester
+) -> None:
+    done = run(pytester, f"import pytest\n{marker}\ndef test_it(): pass\n")
+    assert done.ret == 4
+    assert "the marker 'interop'" in str(done.stderr)
 
 
 def test_pairs(coverage: ModuleType) -> None:
