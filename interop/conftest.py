@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from coverage_matrix import Recorder, coverage_of
 from servers import Server, build, gantry_broker, gantry_namesrv, java_broker, java_namesrv, missing_tools
 
 
@@ -23,13 +24,34 @@ class Cluster:
         return self.namesrv.address
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", type=Path, metavar="FILE", help="write the outcomes of interop/ to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "interop(feature, clients, servers, version): what a test covers")
+    if path := config.getoption("--matrix"):
+        config.pluginmanager.register(Recorder(path))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            # Raises an error if the marker is missing.
+            coverage_of(item)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def java() -> None:
-    """Builds the Java side once. Skips all tests if this is not possible."""
+def java(pytestconfig: pytest.Config) -> None:
+    """Builds the Java side once. Skips all tests if this is not possible.
+
+    With `--matrix`, tools/interop_matrix.py has built it for all modules.
+    """
     missing = missing_tools()
     if missing:
         pytest.skip(f"interoperability tests need Java and Maven: {missing}")
-    build()
+    if not pytestconfig.getoption("--matrix"):
+        build()
 
 
 #: NameServer and broker of each combination. The first one is all Java. It is the control: it tests the test programs.

@@ -21,6 +21,8 @@ from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 
+pytestmark = pytest.mark.interop(feature="access control", clients="java", servers="gantry")
+
 PLAIN_ACL = """
 accounts:
   - accessKey: rocketmq1
@@ -142,6 +144,7 @@ def test_mqadmin_and_java_clients_and_users(namesrv: Server, tmp_path: Path) -> 
         broker.kill()
 
 
+@pytest.mark.interop(clients="gantry", servers="java")
 async def test_our_clients_and_apaches_users(tmp_path: Path) -> None:
     namesrv = java_namesrv(tmp_path / "namesrv")
     try:

@@ -19,6 +19,8 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.receipt_handle import ReceiptHandle
 
+pytestmark = pytest.mark.interop(feature="acting master", clients="java", servers="{brokers}")
+
 #: NAMESERVER-MASTER-SLAVE. The broker of the other name is like the master. The first one is all Java, as the control.
 SETS = {
     "java-java-java": (java_namesrv, java_broker, java_broker),

@@ -11,6 +11,8 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import PROGRAM_TIMEOUT_S, Sent, command_line, produce, sample
 
+pytestmark = pytest.mark.interop(feature="broadcasting", clients="java", servers="{cluster}")
+
 TIMEOUT_S = 60
 
 Broadcast = Callable[[str, str, int, str], dict[str, list[Sent]]]

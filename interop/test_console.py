@@ -27,6 +27,8 @@ from gantrymq.console.settings import Settings
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 
+pytestmark = pytest.mark.interop(feature="console", clients="gantry", servers="{cluster}")
+
 CLUSTER = "DefaultCluster"
 
 
@@ -261,6 +263,7 @@ def with_users(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
         namesrv.kill()
 
 
+@pytest.mark.interop(servers="java")
 async def test_apaches_users(with_users: tuple[Server, Server]) -> None:
     namesrv, broker = with_users
     root = Credentials(ROOT, ROOT_PASSWORD)

@@ -31,6 +31,8 @@ sys.path.append(str(HERE.parent / "tests" / "controller"))
 from etcd_support import etcd, needs_etcd
 from wait_until import wait_until
 
+pytestmark = pytest.mark.interop(feature="controller", clients="java", servers="java {cluster}")
+
 #: Longest failover in seconds with Java's default times: heartbeat timeout 10 s, its check each 5 s, requests of
 #: brokers each 5 s.
 FAILOVER_S = 40.0
@@ -179,6 +181,7 @@ def _succeeded(output: str) -> str | None:
     return output if "success" in output else None
 
 
+@pytest.mark.interop(servers="java gantry")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_controller_that_was_killed_goes_on(tmp_path: Path, topic: str) -> None:
@@ -208,6 +211,7 @@ def test_a_controller_that_was_killed_goes_on(tmp_path: Path, topic: str) -> Non
         consume(namesrv.address, topic, 10)
 
 
+@pytest.mark.interop(servers="java gantry")
 @needs_etcd
 @pytest.mark.slow
 @pytest.mark.timeout(400)

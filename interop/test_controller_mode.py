@@ -15,6 +15,8 @@ from servers import HERE, Server, gantry_broker, gantry_namesrv
 sys.path.append(str(HERE.parent / "tests"))
 from wait_until import wait_until
 
+pytestmark = pytest.mark.interop(feature="controller", clients="java", servers="{replicas} {first} {second}")
+
 #: Longest failover in seconds with Java's default times: heartbeat timeout 10 s, its check each 5 s, requests of
 #: brokers each 5 s.
 FAILOVER_S = 60.0

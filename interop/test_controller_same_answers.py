@@ -25,6 +25,8 @@ from gantrymq.protocol.headers.controller import LEASE_EPOCH_FIELD, LEASE_FIELD
 sys.path.append(str(HERE.parent / "tests"))
 from wait_until import wait_until
 
+pytestmark = pytest.mark.interop(feature="controller", servers="java gantry")
+
 CLUSTER, NAME = "c1", "broker-x"
 #: Longer than a run, in milliseconds.
 LIVES_MS = "600000"

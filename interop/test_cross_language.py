@@ -27,6 +27,8 @@ from gantrymq.protocol.compression import CompressionType, compression_flag
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="java gantry", servers="{cluster}")
+
 BROKERS = {"java": java_broker, "gantry": gantry_broker}
 #: Brokers check half messages soon. Java's broker filters by SQL92 only with this setting.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "enablePropertyFilter": "true"}
@@ -106,6 +108,7 @@ async def poll(cluster: Cluster, topic: str, count: int, **wanted: Unpack[Messag
     return received
 
 
+@pytest.mark.interop(feature="compression")
 @pytest.mark.parametrize("codec", CompressionType, ids=lambda codec: codec.name)
 async def test_what_java_compresses(cluster: Cluster, topic: str, codec: CompressionType) -> None:
     sent = [Sent(b"compressible %d " % n * 2000, tags=codec.name) for n in range(3)]
@@ -128,6 +131,7 @@ def produce_compressed(namesrv: str, topic: str, messages: list[Sent], codec: Co
     assert result.returncode == 0, result.stderr[-4000:]
 
 
+@pytest.mark.interop(feature="ordered messages")
 async def test_javas_order_is_kept_here(cluster: Cluster, topic: str) -> None:
     lines = [message.line(queue_id=n % 2) for n, message in enumerate(sample(40))]
     await asyncio.to_thread(produce, cluster.address, topic, lines)
@@ -138,6 +142,7 @@ async def test_javas_order_is_kept_here(cluster: Cluster, topic: str) -> None:
         assert [message.flag for message in in_queue] == list(range(queue_id, 40, 2))
 
 
+@pytest.mark.interop(feature="ordered messages")
 async def test_the_order_of_here_is_kept_by_java(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "interop_python") as producer:
         for step in range(10):
@@ -151,6 +156,7 @@ async def test_the_order_of_here_is_kept_by_java(cluster: Cluster, topic: str) -
         assert len({line["queue_id"] for line in of_key}) == 1
 
 
+@pytest.mark.interop(feature="delayed messages")
 async def test_what_java_delays(cluster: Cluster, topic: str) -> None:
     (sent,) = sample(1)
     await asyncio.to_thread(produce, cluster.address, topic, [sent.line(delay_level=1)])
@@ -160,6 +166,7 @@ async def test_what_java_delays(cluster: Cluster, topic: str) -> None:
     assert received.store_timestamp - received.born_timestamp >= 900
 
 
+@pytest.mark.interop(feature="delayed messages")
 async def test_what_is_delayed_here(cluster: Cluster, topic: str) -> None:
     sent = [Message(topic, b"by level", delay_level=1), Message(topic, b"by time", delay=1.5)]
     await send(cluster, *sent)
@@ -170,6 +177,7 @@ async def test_what_is_delayed_here(cluster: Cluster, topic: str) -> None:
     assert late_ms[b"by time"] >= 1400
 
 
+@pytest.mark.interop(feature="transactions")
 async def test_javas_transactions(cluster: Cluster, topic: str) -> None:
     """Commits, immediate or after a check, are delivered. Rollbacks are not."""
     states = [
@@ -191,6 +199,7 @@ async def test_javas_transactions(cluster: Cluster, topic: str) -> None:
     assert sorted(message.body for message in received) == [b"COMMIT_MESSAGE UNKNOW", b"UNKNOW COMMIT_MESSAGE"]
 
 
+@pytest.mark.interop(feature="filters")
 async def test_choosing_of_javas_messages(cluster: Cluster, topic: str) -> None:
     sent = sample(30)
     await asyncio.to_thread(produce, cluster.address, topic, [message.line() for message in sent])
@@ -201,6 +210,7 @@ async def test_choosing_of_javas_messages(cluster: Cluster, topic: str) -> None:
         assert sorted(map(from_message, polled)) == wanted
 
 
+@pytest.mark.interop(feature="filters")
 async def test_java_chooses_of_messages_from_here(cluster: Cluster, topic: str) -> None:
     sent = sample(30)
     await send(cluster, *(to_message(topic, message) for message in sent))

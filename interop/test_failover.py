@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from servers import HERE
 
+pytestmark = pytest.mark.interop(feature="controller", servers="java gantry")
+
 FAILOVER = HERE.parent / "bench" / "failover.py"
 
 

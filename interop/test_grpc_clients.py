@@ -39,6 +39,8 @@ from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.proxy.doctor.diagnosis import diagnose_proxy
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="grpc-{client}", servers="{cluster}")
+
 T = TypeVar("T")
 
 CLIENTS = {
@@ -179,6 +181,7 @@ def test_what_is_sent_is_received(cluster: Cluster, client: Client) -> None:
     ]
 
 
+@pytest.mark.interop(feature="filters")
 @pytest.mark.parametrize("expression", ["t0 || t2", "colour in ('c0', 'c2')"], ids=["tags", "sql"])
 def test_filters(cluster: Cluster, client: Client, expression: str) -> None:
     topic, group = cluster.new_topic(), cluster.new_group()
@@ -187,6 +190,7 @@ def test_filters(cluster: Cluster, client: Client, expression: str) -> None:
     assert bodies(client.consume(cluster.proxy, group, topic, 2, expression=expression)) == ["0", "2"]
 
 
+@pytest.mark.interop(feature="retries and dead letters")
 @pytest.mark.parametrize("mode", ["again", "retry"])
 def test_comes_again(cluster: Cluster, client: Client, mode: str) -> None:
     _needs_more_than_simple(client)
@@ -198,6 +202,7 @@ def test_comes_again(cluster: Cluster, client: Client, mode: str) -> None:
     ]
 
 
+@pytest.mark.interop(feature="ordered messages")
 def test_in_order(cluster: Cluster, client: Client) -> None:
     _needs_more_than_simple(client)
     topic, group = cluster.new_topic("FIFO"), cluster.new_group(consume_message_orderly=True)
@@ -211,6 +216,7 @@ def test_in_order(cluster: Cluster, client: Client) -> None:
         assert mine == [(n, attempt) for n in range(number, 12, 3) for attempt in attempts]
 
 
+@pytest.mark.interop(feature="transactions")
 def test_transactions(cluster: Cluster, client: Client) -> None:
     topic, group = cluster.new_topic("TRANSACTION"), cluster.new_group()
     delivered = ["commit", "orphan"]
@@ -224,12 +230,14 @@ def test_transactions(cluster: Cluster, client: Client) -> None:
     assert bodies(received) == delivered
 
 
+@pytest.mark.interop(feature="delayed messages")
 def test_delays(cluster: Cluster, client: Client) -> None:
     topic, group = cluster.new_topic("DELAY"), cluster.new_group()
     client.produce(cluster.proxy, topic, [message("late", delay_ms=3000)])
     assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["late"]
 
 
+@pytest.mark.interop(feature="delayed messages")
 def test_recalls(cluster: Cluster, client: Client) -> None:
     if client.name == "rust":
         pytest.skip("this client can't take messages back")
@@ -240,6 +248,7 @@ def test_recalls(cluster: Cluster, client: Client) -> None:
     assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["kept"]
 
 
+@pytest.mark.interop(feature="failure of a proxy")
 def test_a_proxy_that_is_killed(cluster: Cluster, client: Client, tmp_path: Path) -> None:
     """All messages arrive, although the proxy is killed and restarted while clients send and consume."""
     _needs_more_than_simple(client)
@@ -268,6 +277,7 @@ def test_a_proxy_that_is_killed(cluster: Cluster, client: Client, tmp_path: Path
     assert {one.body for one in received} == {f"{n}" for n in range(MANY)}
 
 
+@pytest.mark.interop(clients="grpc-{client} gantry")
 @pytest.mark.parametrize("compression", [None, *CompressionType], ids=str)
 async def test_from_a_producer_of_the_remoting_protocol(
     cluster: Cluster, client: Client, compression: CompressionType | None
@@ -285,6 +295,7 @@ async def test_from_a_producer_of_the_remoting_protocol(
     assert received.properties["mine"] == "x"
 
 
+@pytest.mark.interop(clients="grpc-{client} gantry")
 async def test_to_a_consumer_of_the_remoting_protocol(cluster: Cluster, client: Client) -> None:
     topic = await asyncio.to_thread(cluster.new_topic)
     sent = [message("new", tag="t", keys=["a"], properties={"mine": "x"})]
@@ -298,6 +309,7 @@ async def test_to_a_consumer_of_the_remoting_protocol(cluster: Cluster, client: 
     assert received.properties["mine"] == "x"
 
 
+@pytest.mark.interop(feature="doctor", clients="gantry")
 async def test_what_the_doctor_says(cluster: Cluster) -> None:
     """`gantry doctor` finds no problems, with Apache's proxy, too."""
     topic = await asyncio.to_thread(cluster.new_topic)

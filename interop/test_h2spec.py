@@ -12,6 +12,8 @@ import pytest
 from proxies import gantry_proxy
 from servers import HERE, Server, gantry_namesrv
 
+pytestmark = pytest.mark.interop(feature="HTTP/2 (h2spec)", clients="suite", servers="gantry")
+
 _MODULE = HERE / "h2spec"
 _PROGRAM = _MODULE / "target" / "h2spec"
 _RPC = "/apache.rocketmq.v2.MessagingService/SendMessage"

@@ -6,6 +6,8 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="java", servers="{cluster}", version="4.9.7")
+
 
 @ONE_KIND
 @pytest.mark.parametrize("serialize_type", SERIALIZE_TYPES)
@@ -22,6 +24,7 @@ def test_every_way_to_send_arrives(cluster: Cluster, topic: str, serialize_type:
     assert sorted(map(Sent.of, received)) == sorted(everything)
 
 
+@pytest.mark.interop(feature="ordered messages")
 @ONE_KIND
 def test_orderly_consumer_keeps_each_queues_order(cluster: Cluster, topic: str) -> None:
     lines = [message.line(queue_id=i % 2) for i, message in enumerate(sample(40))]
@@ -45,6 +48,7 @@ def test_other_consumers(cluster: Cluster, topic: str, mode: str) -> None:
     assert bodies == sorted([message.body for message in sent] * (2 if mode == "retry" else 1))
 
 
+@pytest.mark.interop(feature="delayed messages")
 @ONE_KIND
 def test_delayed_message_comes_later(cluster: Cluster, topic: str) -> None:
     (sent,) = sample(1)

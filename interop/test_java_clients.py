@@ -9,6 +9,8 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="java", servers="{cluster}")
+
 
 @pytest.mark.parametrize("serialize_type", SERIALIZE_TYPES)
 def test_every_way_to_send_arrives(cluster: Cluster, topic: str, serialize_type: str) -> None:
@@ -42,6 +44,7 @@ def test_send_result_tells_where_the_message_is(cluster: Cluster, topic: str) ->
     assert [r["queue_offset"] for r in results] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.interop(feature="ordered messages")
 def test_orderly_consumer_keeps_each_queues_order(cluster: Cluster, topic: str) -> None:
     produce(cluster.address, topic, [message.line(queue_id=i % 2) for i, message in enumerate(sample(40))])
 
@@ -51,6 +54,7 @@ def test_orderly_consumer_keeps_each_queues_order(cluster: Cluster, topic: str) 
         assert [r["queue_offset"] for r in received if r["queue_id"] == queue_id] == list(range(20))
 
 
+@pytest.mark.interop(feature="filters")
 def test_tags_choose(cluster: Cluster, topic: str) -> None:
     sent = sample(30)
     produce(cluster.address, topic, [message.line() for message in sent])
@@ -70,6 +74,7 @@ def test_lite_pull_consumer(cluster: Cluster, topic: str) -> None:
     assert sorted(map(Sent.of, received)) == sorted(sent)
 
 
+@pytest.mark.interop(feature="consumer offsets")
 @ONE_KIND
 def test_group_goes_on_where_it_stopped(cluster: Cluster, topic: str) -> None:
     first, second = sample(20), sample(20, first=20)
@@ -82,6 +87,7 @@ def test_group_goes_on_where_it_stopped(cluster: Cluster, topic: str) -> None:
     assert sorted(map(Sent.of, received)) == sorted(second)
 
 
+@pytest.mark.interop(feature="retries and dead letters")
 @ONE_KIND
 def test_refused_message_comes_again(cluster: Cluster, topic: str) -> None:
     (sent,) = sample(1)
@@ -94,6 +100,7 @@ def test_refused_message_comes_again(cluster: Cluster, topic: str) -> None:
     assert first["msg_id"] == again["msg_id"]
 
 
+@pytest.mark.interop(feature="delayed messages")
 @ONE_KIND
 def test_delayed_message_comes_late(cluster: Cluster, topic: str) -> None:
     (sent,) = sample(1)

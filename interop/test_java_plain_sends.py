@@ -24,7 +24,10 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.store.config import StoreConfig
 
-pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+pytestmark = [
+    pytest.mark.interop(feature="send and receive", clients="java", servers="gantry", version="{version}"),
+    pytest.mark.skipif(native is None, reason="gantrymq-native isn't there"),
+]
 
 COUNT = 100
 QUEUES = 2
@@ -97,6 +100,7 @@ async def test_most_pass_python_by(
         assert await received_all(address, sent, serialize_type, version)
 
 
+@pytest.mark.interop(feature="batches")
 @pytest.mark.parametrize("serialize_type", SERIALIZE_TYPES)
 @pytest.mark.parametrize("version", ["5.5", "4.9"])
 async def test_most_batches_pass_python_by(

@@ -6,10 +6,13 @@ import asyncio
 import subprocess
 from pathlib import Path
 
+import pytest
 from programs import PROGRAM_TIMEOUT_S, command_line
 
 from gantrymq.client.consuming.offset_store import LocalOffsetStore
 from gantrymq.protocol.message import MessageQueue
+
+pytestmark = pytest.mark.interop(feature="consumer offsets", clients="java gantry")
 
 CLIENT, GROUP = "10.0.0.1@DEFAULT", "group"
 QUEUE = MessageQueue("topic", "broker-a", 1)

@@ -33,6 +33,8 @@ sys.path.insert(0, str(HERE.parent / "tests" / "replication"))
 
 from replication_support import Proxy
 
+pytestmark = pytest.mark.interop(feature="replication", servers="{pair}")
+
 LOG_FILE = 64 * 1024 * 1024
 #: MASTER-SLAVE.
 PAIRS = {

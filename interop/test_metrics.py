@@ -14,6 +14,8 @@ from wait_until import until
 
 from gantrymq.remoting.client import RemotingClient
 
+pytestmark = pytest.mark.interop(feature="metrics", servers="java")
+
 
 @pytest.mark.timeout(240)
 async def test_the_list_is_that_of_apaches_broker(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from servers import Server, call, gantry_broker, gantry_namesrv, java_broker
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.interop(feature="store files", clients="java", servers="java gantry")
+
 #: A Java slave requests the tables after ten seconds, and again a minute later.
 TABLES_S = 90.0
 READERS = "interop_moved_readers"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from conftest import ONE_KIND, Cluster
 from programs import Sent, consume, mqadmin, produce, sample
+
+pytestmark = pytest.mark.interop(feature="mqadmin", clients="java", servers="{cluster}")
 
 
 def permissions(route: str) -> set[str]:

@@ -12,6 +12,8 @@ import pytest
 from programs import mqadmin
 from servers import Server, gantry_namesrv, java_broker, java_namesrv
 
+pytestmark = pytest.mark.interop(feature="mqadmin", clients="java", servers="java gantry")
+
 
 class NameServers(NamedTuple):
     """Two NameServers with the same broker."""

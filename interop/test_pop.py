@@ -19,6 +19,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.receipt_handle import ReceiptHandle, parse_offset_info
 
+pytestmark = pytest.mark.interop(feature="POP", clients="java", servers="{cluster}")
+
 GROUP = "poppers"
 ORDERS = {"gantry-java": (gantry_broker, java_broker), "java-gantry": (java_broker, gantry_broker)}
 
@@ -93,6 +95,7 @@ def test_an_orderly_listener_pulls_though_its_group_pops(cluster: Cluster, topic
         assert offsets == sorted(offsets)
 
 
+@pytest.mark.interop(feature="retries and dead letters")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("cluster", ["gantry-gantry"], indirect=True)
 def test_poison_becomes_a_dead_letter(cluster: Cluster, topic: str, tmp_path: Path) -> None:
@@ -202,6 +205,7 @@ def popped(topic: str, handle: ReceiptHandle) -> dict[str, str]:
     }
 
 
+@pytest.mark.interop(servers="{order}")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ORDERS)
 def test_pops_in_flight_change_hands(order: str, tmp_path: Path, topic: str) -> None:

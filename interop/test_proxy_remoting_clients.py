@@ -18,6 +18,8 @@ from test_pop import GROUP, body_of, line, pop, set_up
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="java", servers="{proxied}")
+
 KINDS = {
     "java": (java_namesrv, java_broker, java_proxy, 2),
     "gantry": (gantry_namesrv, gantry_broker, gantry_proxy, 2),
@@ -74,6 +76,7 @@ def test_every_way_to_send_arrives(proxied: Proxied) -> None:
     assert sorted(map(Sent.of, received)) == sorted(everything)
 
 
+@pytest.mark.interop(version="4.9.7")
 @ONE_BROKER
 def test_clients_of_4_9(proxied: Proxied) -> None:
     """These clients do not name the broker in their requests, so there is only one broker."""
@@ -95,6 +98,7 @@ def test_other_consumers(proxied: Proxied, mode: str) -> None:
     assert bodies == sorted([message.body for message in sent] * (2 if mode == "retry" else 1))
 
 
+@pytest.mark.interop(feature="POP")
 @pytest.mark.parametrize("proxied", ["gantry"], indirect=True)
 def test_a_consumer_that_pops(proxied: Proxied, tmp_path: Path) -> None:
     topic = proxied.new_topic()
@@ -104,6 +108,7 @@ def test_a_consumer_that_pops(proxied: Proxied, tmp_path: Path) -> None:
     assert sorted(map(body_of, received)) == [f"{n}" for n in range(10)]
 
 
+@pytest.mark.interop(feature="request and reply")
 @pytest.mark.parametrize("proxied", ["gantry", "gantry-over-java"], indirect=True)
 @pytest.mark.parametrize("beside", ["nobody", "asker", "replier"])
 def test_requests_are_replied_to(proxied: Proxied, beside: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from conftest import Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
@@ -12,6 +13,8 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
+
+pytestmark = pytest.mark.interop(feature="send and receive", clients="java gantry", servers="{cluster}")
 
 CONSUME_TIMEOUT_S = 60.0
 

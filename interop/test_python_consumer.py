@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from conftest import ONE_KIND, Cluster
 from programs import mqadmin
 
@@ -11,6 +12,8 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageExt
+
+pytestmark = pytest.mark.interop(feature="mqadmin", clients="java gantry", servers="{cluster}")
 
 TIMEOUT_S = 60.0
 

@@ -17,6 +17,8 @@ from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.protocol.message import Message, MessageExt
 
+pytestmark = pytest.mark.interop(feature="send and receive", clients="gantry", servers="{cluster}")
+
 #: Brokers check half messages after a second or two instead of half a minute.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "recallMessageEnable": "true"}
 TIMEOUT_S = 10
@@ -62,6 +64,7 @@ class Listener:
         return LocalTransactionState[message.body.decode().split()[1]]
 
 
+@pytest.mark.interop(feature="transactions")
 async def test_transactions(cluster: Cluster, topic: str) -> None:
     commit, rollback, unknow = (state.name for state in LocalTransactionState)
     bodies = [f"{commit} {commit}", f"{rollback} {rollback}", f"{unknow} {commit}", f"{unknow} {rollback}"]
@@ -77,6 +80,7 @@ async def test_transactions(cluster: Cluster, topic: str) -> None:
     assert {ids[bodies[2]], ids[bodies[3]]} <= set(listener.checked)
 
 
+@pytest.mark.interop(feature="request and reply", clients="java gantry")
 async def test_requests_of_this_project_are_answered_by_java(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "askers") as producer:
         await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
@@ -86,6 +90,7 @@ async def test_requests_of_this_project_are_answered_by_java(cluster: Cluster, t
     assert [reply.body for reply in replies] == [b"re: question %d" % n for n in range(10)]
 
 
+@pytest.mark.interop(feature="request and reply", clients="java gantry")
 async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, topic: str) -> None:
     await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
     consumer = LitePullConsumer(cluster.address, "repliers", start_from="earliest")
@@ -106,6 +111,7 @@ async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, t
     assert answers == [f"re: question {n}" for n in range(6)]
 
 
+@pytest.mark.interop(feature="batches")
 async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "batches", namespace="ns", linger=0.02) as producer:
         first = await producer.send(Message(topic, b"first"), timeout=TIMEOUT_S)
@@ -116,6 +122,7 @@ async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) ->
     assert len({result.offset_msg_id for result in results}) == len(results)
 
 
+@pytest.mark.interop(feature="message traces", clients="java gantry")
 async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "traced", enable_trace=True) as producer:
         result = await producer.send(Message(topic, b"body", tags="tag", keys="key"), timeout=TIMEOUT_S)
@@ -130,6 +137,7 @@ async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
         assert "success" in line
 
 
+@pytest.mark.interop(feature="delayed messages")
 async def test_a_timer_message_is_taken_back(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "timers") as producer:
         await producer.send(Message(topic, b"now"), timeout=TIMEOUT_S)

@@ -20,6 +20,8 @@ from gantrymq.protocol.bodies.topic_config import TopicConfigTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 
+pytestmark = pytest.mark.interop(feature="replication", clients="java", servers="{pair}")
+
 #: MASTER-SLAVE. The first one is all Java, as the control.
 PAIRS = {
     "java-java": (java_broker, java_broker),

@@ -41,6 +41,8 @@ from controller_support import Broker
 from replication_support import Proxy, log_hash, opened, put_many
 from test_replication_link import registered_master
 
+pytestmark = pytest.mark.interop(feature="replication", servers="java gantry")
+
 #: Value that servers.py sets for Java's brokers.
 LOG_FILE = 64 * 1024 * 1024
 

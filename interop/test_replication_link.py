@@ -29,6 +29,8 @@ sys.path.insert(0, str(HERE.parent / "tests" / "replication"))
 
 from replication_support import Proxy, log_hash, master_of, opened, put_many, queue_units, slave_of
 
+pytestmark = pytest.mark.interop(feature="replication", servers="java gantry")
+
 LOG_FILE = 4 * 1024 * 1024
 
 

@@ -6,6 +6,8 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import ask, mqadmin, replier
 
+pytestmark = pytest.mark.interop(feature="request and reply", clients="java", servers="{cluster}", version="{version}")
+
 
 @ONE_KIND
 @pytest.mark.parametrize("version", ["5.5", "4.9"])

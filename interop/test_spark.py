@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parent.parent / "tests" / "spark"))
 
 from million_support import assert_each_number_once, fill, read_in_batch, stream_with_killed_drivers
 
+pytestmark = pytest.mark.interop(feature="Spark", clients="gantry", servers="java")
+
 HEAP = ["-Xmx512m", "-XX:MaxDirectMemorySize=256m"]
 
 

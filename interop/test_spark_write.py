@@ -15,6 +15,8 @@ from servers import java_broker, java_namesrv
 from gantrymq import Message, Producer
 from gantrymq.spark import register, session_builder
 
+pytestmark = pytest.mark.interop(feature="Spark", clients="gantry", servers="java")
+
 HEAP = ["-Xmx512m", "-XX:MaxDirectMemorySize=256m"]
 WAIT_S = 60
 

@@ -28,6 +28,8 @@ from cluster_support import (
 )
 from spark_support import create_topic, send_numbers
 
+pytestmark = pytest.mark.interop(feature="Spark", clients="gantry", servers="gantry")
+
 BUILD = HERE / "yarn"
 RUN_S = 400
 #: An administrator's configuration. Spark's jars are installed already, and the node is small.

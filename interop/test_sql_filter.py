@@ -11,11 +11,14 @@ import pytest
 from programs import Sent, _lines, _run, produce
 from servers import gantry_broker, gantry_namesrv, java_broker
 
+pytestmark = pytest.mark.interop(feature="filters", clients="java", servers="{namesrv}")
+
 TABLE = Path(__file__).parent.parent / "tests" / "filter" / "sql_table.jsonl"
 LETTERS = {True: "T", False: "F", None: "N", "error": "E"}
 BROKERS = {"java": java_broker, "gantry": gantry_broker}
 
 
+@pytest.mark.interop(servers="java")
 def test_the_table_is_what_java_says() -> None:
     properties, *table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     lines = [json.dumps({"properties": properties})]

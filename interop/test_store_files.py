@@ -10,6 +10,8 @@ from servers import call, gantry_broker, gantry_namesrv, java_broker
 
 from gantrymq.protocol.codes import RequestCode
 
+pytestmark = pytest.mark.interop(feature="store files", clients="java", servers="{order}")
+
 ORDERS = {
     "gantry-java-gantry": (gantry_broker, java_broker, gantry_broker),
     "java-gantry-java": (java_broker, gantry_broker, java_broker),

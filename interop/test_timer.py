@@ -20,6 +20,8 @@ from wait_until import wait_until
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 
+pytestmark = pytest.mark.interop(feature="delayed messages", clients="java", servers="{cluster}")
+
 #: Properties that brokers add to a timed message.
 TIMER_PROPERTIES = {
     "TIMER_DELIVER_MS",
@@ -119,6 +121,7 @@ def test_recall(cluster: Cluster, topic: str) -> None:
     assert [body(line) for line in consume(cluster.address, topic, 2)] == ["kept", "the last"]
 
 
+@pytest.mark.interop(servers="{order}")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 @pytest.mark.parametrize("order", ORDERS)

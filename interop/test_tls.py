@@ -6,6 +6,8 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import Sent, consume, produce, sample
 
+pytestmark = pytest.mark.interop(feature="TLS", clients="java", servers="{cluster}")
+
 
 @ONE_KIND
 def test_a_server_without_a_certificate(cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 
+pytestmark = pytest.mark.interop(feature="transactions", clients="gantry", servers="java gantry")
+
 TOPIC = "Ranges"
 BATCHES = 6
 OF_BATCH = 500

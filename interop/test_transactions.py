@@ -10,6 +10,8 @@ import pytest
 from programs import Sent, _lines, _run, consume
 from servers import gantry_broker, gantry_namesrv, java_broker
 
+pytestmark = pytest.mark.interop(feature="transactions", clients="java", servers="{kind}")
+
 #: The first check follows 1 s after the send, further checks every 2 s.
 QUICK_CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 2000, "transactionOpBatchInterval": 500}
 #: Properties that the consumer of a committed message sees with either broker.
@@ -74,6 +76,7 @@ def test_ends_and_checks(kind: str, header: str, tmp_path: Path, topic: str) -> 
         namesrv.kill()
 
 
+@pytest.mark.interop(servers="{order}")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ["gantry-java", "java-gantry"])
 def test_pending_half_messages_change_hands(order: str, tmp_path: Path, topic: str) -> None:

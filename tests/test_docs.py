@@ -118,7 +118,7 @@ def test_commands_of_dev_exist() -> None:
     usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, check=True, timeout=30).stdout
     known = set(re.findall(r"^  ([\w-]+) ", usage, re.MULTILINE))
     commands = {"demo", "test", "lint", "spark-matrix", "sim", "docs", "bench", "lock", "proto", "release", "workflows"}
-    commands |= {"chart", "faults", "fuzz", "image"}
+    commands |= {"chart", "faults", "fuzz", "image", "interop"}
     assert known == commands
     for document in DOCUMENTS:
         for command in re.findall(r"\./dev ([\w-]+)", (ROOT / document).read_text()):

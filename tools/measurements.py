@@ -264,7 +264,7 @@ def conditions(run: Json) -> list[str]:
     values = [
         command and f"`{command}`",
         run.get("rounds"),
-        _machine(run.get("machine") or {}),
+        machine_text(run.get("machine") or {}),
         ", ".join(f"{_NAMES[name]} {version}" for name, version in run["versions"].items() if version),
         {True: "yes", False: "no"}.get(run.get("native")),
         run.get("date"),
@@ -284,7 +284,7 @@ _NAMES = {
 _OTHERS = {"none": "no other programs", "some": "beside other programs"}
 
 
-def _machine(machine: Json) -> str | None:
+def machine_text(machine: Json) -> str | None:
     parts = [
         machine.get("processor"),
         f"{machine['processors']} processors" if machine.get("processors") else None,
