@@ -102,8 +102,12 @@ def _numbered(properties: Mapping[str, str], n: int) -> dict[str, str]:
     }
     if "haListenPort" in properties:
         keys["haListenPort"] = str(int(properties["haListenPort"]) + n * PORT_STEP)
-    if store.store_path_commit_log is not None:
-        keys["storePathCommitLog"] = str(store.store_path_commit_log / str(n))
+    for key, paths in (
+        ("storePathCommitLog", store.store_path_commit_log),
+        ("readOnlyCommitLogStorePaths", store.read_only_commit_log_store_paths),
+    ):
+        if paths is not None:
+            keys[key] = ",".join(str(path / str(n)) for path in paths)
     if (page := config.metrics_page) is not None:
         keys["metricsPort" if config.metrics_port else "metricsPromExporterPort"] = str(page[1] + 1 + n)
     changes = Path(keys["brokerConfigPath"])

@@ -95,12 +95,6 @@ UNSUPPORTED_FEATURES = (
         settings={"enableDLegerCommitLog": "true"},
     ),
     UnsupportedFeature(
-        "several directories of a commit log",
-        "give storePathCommitLog one directory",
-        # A comma separates them (`MixAll.MULTI_PATH_SPLITTER`).
-        settings={"storePathCommitLog": ".*,.*", "readOnlyCommitLogStorePaths": r"\s*\S.*"},
-    ),
-    UnsupportedFeature(
         "limits for reads of cold data",
         "read old messages with rocketmq-store, which reads files without the broker",
         requests=(
