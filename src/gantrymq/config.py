@@ -304,6 +304,8 @@ def _parse(hint: Any, text: str) -> Any:
     if hint == list[str]:
         return [part.strip() for part in text.split(";") if part.strip()]
     if hint == list[Path]:
+        if "\0" in text:
+            raise ValueError("must not contain a NUL character")
         return [Path(part.strip()).expanduser() for part in text.split(",") if part.strip()]
     if isinstance(hint, type) and issubclass(hint, Enum):
         by_text = {str(member.value): member for member in hint}

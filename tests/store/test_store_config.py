@@ -34,6 +34,12 @@ def test_several_directories_of_the_log():
     assert from_properties(StoreConfig, written, source="test") == config
 
 
+def test_no_directory_has_a_nul():
+    properties = {"storePathRootDir": "/data", "readOnlyCommitLogStorePaths": "/a,/b\0"}
+    with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths=.*must not contain a NUL"):
+        from_properties(StoreConfig, properties, source="test")
+
+
 def test_one_directory_must_be_writable():
     with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths has all directories of storePathCommitLog"):
         StoreConfig(Path("/data"), read_only_commit_log_store_paths=[Path("/data/commitlog")])

@@ -106,6 +106,9 @@ class LogFiles:
             self._table[base] = file
         if self.paths.has_several and self.empty and found and checkpoint.confirm_phy_offset > expected:
             raise self.ends_early(expected)
+        if self.paths.has_several:
+            # Otherwise the first files could be on full disks.
+            self.paths.used_percent()
         return expected
 
     def _lacking(self) -> str:
@@ -160,7 +163,7 @@ class LogFiles:
             try:
                 self._use_directory(directory)
             except StoreError as e:
-                if not self._failed(directory, e):
+                if not self._failed(directory, e) or not self.paths.is_working:
                     raise
         self._new = deque(file for file in self._new if file.base in self._table)
 
@@ -219,7 +222,7 @@ class LogFiles:
         Returns false if none can, or if the error does not concern the disk.
         """
         file = self._table[base]
-        if not self._failed(file.path.parent, error):
+        if not self._failed(file.path.parent, error) or not self.paths.is_working:
             return False
         self._ended.add(base)
         return True
@@ -274,7 +277,7 @@ class LogFiles:
         self._directory_fds[directory] = fd
 
     def _failed(self, directory: Path, error: StoreError) -> bool:
-        """Excludes a directory after an error. Returns whether another one can take new files; see `LogPaths.failed`."""
+        """Excludes a directory if an error concerns its disk, and returns whether it does."""
         return self.paths.failed(directory, error, self.held_in(directory))
 
     def held_in(self, directory: Path) -> list[int]:

@@ -84,8 +84,7 @@ class LogPaths:
     def for_new_file(self, index: int) -> list[Path]:
         """Returns the writable directories, in the order in which to try them for the file with this index."""
         self._end_failures()
-        writable = self.writable
-        working = [path for path in writable if path not in self._failures]
+        writable, working = self.writable, self._working()
         # If all disks are full, they are used as if none were, as in Java.
         chosen = [path for path in working if path not in self._full] or working or writable
         at = index % len(chosen)
@@ -93,21 +92,29 @@ class LogPaths:
         return chosen + [path for path in writable if path not in chosen]
 
     def failed(self, directory: Path, error: StoreError, held: Iterable[int]) -> bool:
-        """Excludes a directory after this error. Returns whether another directory can take new files.
+        """Excludes a directory if this error concerns its disk, and returns whether it does.
 
         `held` are the offsets of the log files in the directory, which the report names. Without space, the exclusion
-        ends after some time, otherwise at the next start. Errors that do not concern the disk exclude nothing.
+        ends after some time, otherwise at the next start. With only one directory, nothing is excluded.
         """
         cause = error.__cause__
         if not self.has_several or not isinstance(cause, OSError) or cause.errno in _NOT_THE_DISK:
             return False
-        others = [path for path in self.writable if path != directory and path not in self._failures]
         text = f"{error}; this directory has {_named(held)}"
-        if directory not in self._failures:
-            log.error("new log files go to %s: %s", ", ".join(map(str, others)) or "no other directory", text)
+        is_new = directory not in self._failures
         until = clock.monotonic() + _RETRY_S if cause.errno in _NO_SPACE else inf
         self._failures[directory] = _Failure(text, until)
-        return bool(others)
+        if is_new:
+            log.error("new log files go to %s: %s", ", ".join(map(str, self._working())) or "no directory", text)
+        return True
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a writable directory has not failed."""
+        return bool(self._working())
+
+    def _working(self) -> list[Path]:
+        return [path for path in self.writable if path not in self._failures]
 
     def used_percent(self) -> float:
         """Measures the disks. Returns the used percentage of the one with the most space. Raises OSError.

@@ -243,14 +243,14 @@ class RuntimeInfo(Feature):
         With several directories of the log, `commitLog` is that of the partition with the most space, and each
         directory has an entry. A partition that can't be measured has -1.
         """
-        store = self._config.store
+        paths = self._store.log_paths
         ratios = self._log_disk_ratios()
-        least = min((ratios[path] for path in store.writable_commit_log_directories if ratios[path] >= 0), default=-1.0)
-        several = {f"commitLog_{path}": ratio for path, ratio in ratios.items()} if len(ratios) > 1 else {}
-        return {"commitLog": least, **several, "consumeQueue": _used_ratio(store.store_path_root_dir)}
+        least = min((ratios[path] for path in paths.writable if ratios[path] >= 0), default=-1.0)
+        several = {f"commitLog_{path}": ratio for path, ratio in ratios.items()} if paths.has_several else {}
+        return {"commitLog": least, **several, "consumeQueue": _used_ratio(self._config.store.store_path_root_dir)}
 
     def _log_disk_ratios(self) -> dict[Path, float]:
-        return {path: _used_ratio(path) for path in self._config.store.commit_log_directories}
+        return {path: _used_ratio(path) for path in self._store.log_paths.all}
 
     def disk_used_bytes(self) -> int:
         """Returns the used space of the partition with the store's root directory (`DefaultStoreMetricsManager`)."""
@@ -258,7 +258,7 @@ class RuntimeInfo(Feature):
 
     def _disk(self) -> dict[str, object]:
         ratios = self.disk_used_ratios()
-        disks = _disks(self._config.store.commit_log_directories)
+        disks = _disks(self._store.log_paths.all)
         total, free = sum(disk.total for disk in disks), sum(disk.free for disk in disks)
         return {
             "commitLogDiskRatio": ratios["commitLog"],
