@@ -112,9 +112,9 @@ UNSUPPORTED_FEATURES = (
     ),
     UnsupportedFeature(
         "broker containers",
-        "start each broker with 'gantry broker'",
+        # A broker has one thread for all requests, so the brokers of a container would share one processor core.
+        "'gantry broker --processes N' runs several brokers, each in its own process",
         requests=(Code.ADD_BROKER, Code.REMOVE_BROKER),
-        commands=("addBroker", "removeBroker"),
     ),
     UnsupportedFeature(
         "exports",
