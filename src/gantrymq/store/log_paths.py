@@ -205,5 +205,6 @@ def _named(bases: Iterable[int]) -> str:
     ordered = sorted(bases)
     if not ordered:
         return "no log file"
-    names = f"{ordered[0]:020d}" if len(ordered) == 1 else f"from {ordered[0]:020d} to {ordered[-1]:020d}"
-    return f"{len(ordered)} log files ({names})"
+    if len(ordered) == 1:
+        return f"1 log file ({ordered[0]:020d})"
+    return f"{len(ordered)} log files (from {ordered[0]:020d} to {ordered[-1]:020d})"
