@@ -336,7 +336,8 @@ class Lies:
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         faults, scene = site.world.disks[program.host.address].faults, site.clients.scene
-        faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{store_config(scene.plan).commit_log_directories[0]}/"
+        (log,) = store_config(scene.plan).commit_log_directories
+        faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{log}/"
         since = site.world.loop.time()
         scene.lied_until[program.name] = inf
         scene.excuses.append(

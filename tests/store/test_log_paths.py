@@ -138,7 +138,7 @@ def test_a_full_disk_gets_no_file_while_another_one_has_space(tmp_path, monkeypa
         assert set(where(tmp_path).values()) == set("abc")
     with used(monkeypatch, {a: 91, b: 95, c: 92}):
         store.clean(0)
-        with pytest.raises(StoreFull, match="the disk is 91.0 % full"):
+        with pytest.raises(StoreFull, match=r"the disk is 91\.0 % full"):
             fill(store, 1)
     with used(monkeypatch, {}):
         store.clean(0)

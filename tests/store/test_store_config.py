@@ -36,12 +36,12 @@ def test_several_directories_of_the_log():
 
 def test_no_directory_has_a_nul():
     properties = {"storePathRootDir": "/data", "readOnlyCommitLogStorePaths": "/a,/b\0"}
-    with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths=.*must not contain a NUL"):
+    with pytest.raises(ConfigError, match=r"readOnlyCommitLogStorePaths=.*must not contain a NUL"):
         from_properties(StoreConfig, properties, source="test")
 
 
 def test_one_directory_must_be_writable():
-    with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths has all directories of storePathCommitLog"):
+    with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths has all directories of the log: leave one out"):
         StoreConfig(Path("/data"), read_only_commit_log_store_paths=[Path("/data/commitlog")])
 
 

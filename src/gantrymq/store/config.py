@@ -111,7 +111,7 @@ class StoreConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.writable_commit_log_directories:
-            raise ConfigError("readOnlyCommitLogStorePaths has all directories of storePathCommitLog: leave one writable")
+            raise ConfigError("readOnlyCommitLogStorePaths has all directories of the log: leave one out")
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ConfigError(f"flushDiskType={self.flush_disk_type}: {ASYNC_FLUSH} or {SYNC_FLUSH}")
         parse_delay_levels(self.message_delay_level)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from gantrymq.errors import StoreError, StoreLocked
-from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, store_timestamp_at
+from gantrymq.protocol.record import FIXED_SIZE_V4, store_timestamp_at
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.directory import lock_directory
 from gantrymq.store.log_paths import LogFile, LogPaths, find_log_files, has_messages
@@ -150,7 +150,7 @@ class LogFiles:
         return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
 
     def end_at(self, end: int) -> None:
-        """Deletes the files after the one that contains `end`. Creates the directories. Raises StoreError or OSError."""
+        """Deletes the files after the one with `end`, and creates the directories. Raises StoreError or OSError."""
         after = [self._table.pop(base) for base in sorted(self._table) if base > end]
         # Delete the last file first, so that a power failure leaves no gap.
         for file in reversed(after + self._behind_gap):

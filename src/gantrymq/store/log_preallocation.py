@@ -110,7 +110,7 @@ class LogPreallocation:
             self._reserve(base + self._files.file_size, 0, in_next)
 
     def _reserve_blank(self, base: int, used: int) -> None:
-        """Ensures that a blank can be written after the used bytes. No new block is needed, unless a block ends there."""
+        """Ensures that a blank can be written after the used bytes. Only needs a block if one ends there."""
         file = self._files.made(base)
         end = min(used + BLANK_SIZE, self._files.file_size)
         if file.reserved < end:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gantrymq import __version__
 from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.checks import check_brokers, check_name_servers
+from gantrymq.client.doctor.disk_checks import check_log_directories
 from gantrymq.client.doctor.finding import Finding, Severity, ok
 from gantrymq.client.doctor.group_checks import check_groups
-from gantrymq.client.doctor.disk_checks import check_log_directories
 from gantrymq.client.doctor.job_checks import check_jobs
 from gantrymq.client.doctor.observation import Observation, observe
 from gantrymq.client.doctor.one_group_checks import check_one_group
