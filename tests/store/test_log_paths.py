@@ -312,6 +312,24 @@ def test_two_files_of_one_name(tmp_path):
         open_store(tmp_path / "store", **disks(tmp_path, "ab"))
 
 
+def test_a_file_that_a_failing_disk_kept(tmp_path, monkeypatch):
+    """Its creation failed, and so did its deletion. It is ignored when the log begins after it."""
+    store = open_store(tmp_path / "store", **disks(tmp_path, "ab"))
+    fill(store, 12)
+    flushed(store)
+    with used(monkeypatch, {tmp_path / "store" / "consumequeue": 89}):
+        wait_until(lambda: not store.clean(0))
+    first = min(where(tmp_path, "ab"))
+    assert first > 1
+    store.close()
+    (tmp_path / "b" / f"{0:020d}").write_bytes(bytes(LOG_FILE))
+    store = open_store(tmp_path / "store", **disks(tmp_path, "ab"))
+    assert store.min_physical_offset == first * LOG_FILE
+    fill(store, 1, first=12)
+    assert numbers(store)[-2:] == [11, 12]
+    store.close()
+
+
 def test_a_shared_directory_is_locked(tmp_path):
     store = open_store(tmp_path / "one", **disks(tmp_path, "ab"))
     with pytest.raises(StoreLocked, match=f"{tmp_path}/b is in use by another broker"):

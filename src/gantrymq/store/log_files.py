@@ -81,6 +81,7 @@ class LogFiles:
                 self._lock_directory(directory)
         found, unused = find_log_files(self.paths.all)
         self._drop_unused(found, unused, was_aborted=was_aborted)
+        self._drop_before_start(found, checkpoint, was_aborted=was_aborted)
         used = {file.path.parent for file in found}
         self.empty = [directory for directory in self.paths.all if directory not in used]
         self.min_offset = expected = found[0].base if found else 0
@@ -138,8 +139,15 @@ class LogFiles:
             log.warning("%s has no messages, and another directory has a file of this name: deleted", file.path)
             with suppress(OSError):
                 files.unlink(file.path)
-        while self.paths.has_several and len(found) > 1 and found[1].base != found[0].base + self.file_size:
-            if has_messages(found[0]):
+
+    def _drop_before_start(self, found: list[LogFile], checkpoint: Checkpoint, *, was_aborted: bool) -> None:
+        """Removes files without messages before a gap from `found`: a failing disk can keep them after their creation.
+
+        A power failure can also leave such a file, but then nothing after it was flushed.
+        """
+        while self.paths.has_several and len(found) > 1 and found[1].base > found[0].base + self.file_size:
+            end = found[0].base + self.file_size
+            if has_messages(found[0]) or (was_aborted and not self._was_flushed(found[1].path, end, checkpoint)):
                 break
             log.warning("%s has no messages and is before the start of the log: ignored", found[0].path)
             del found[0]
