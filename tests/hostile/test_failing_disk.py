@@ -6,6 +6,7 @@ Affected requests fail, others succeed, and the broker recovers.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -219,7 +220,7 @@ async def test_one_of_two_log_disks_is_full(tmp_path: Path) -> None:
                 for number in range(200):
                     if number == 100:
                         disk.fill()
-                    result = await producer.send(Message("orders", bytes(30_000)))
+                    result = await producer.send(Message("orders", os.urandom(30_000)))
                     assert result.status is SendStatus.SEND_OK
             async with AdminClient(cluster.name_server.address) as admin:
                 info = await admin.runtime_info(cluster.brokers[0].address)

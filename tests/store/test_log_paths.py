@@ -107,9 +107,7 @@ def test_a_read_only_directory_gets_no_file_but_is_read_and_expires(tmp_path, mo
     assert set(new.values()) == {"a", "c"}
     flushed(store)
     store.close()
-    store = open_store(
-        tmp_path / "store", **disks(tmp_path, "ac"), read_only_commit_log_store_paths=[tmp_path / "b"]
-    )
+    store = open_store(tmp_path / "store", **disks(tmp_path, "ac"), read_only_commit_log_store_paths=[tmp_path / "b"])
     assert numbers(store) == list(range(18))
     assert store.log_paths.states()[tmp_path / "b"] == (PathState.READ_ONLY, "")
     with used(monkeypatch, {tmp_path / "store" / "consumequeue": 89}):

@@ -286,9 +286,9 @@ class LogFiles:
 
     def _failed(self, directory: Path, error: StoreError) -> bool:
         """Excludes a directory if an error concerns its disk, and returns whether it does."""
-        return self.paths.failed(directory, error, self.held_in(directory))
+        return self.paths.failed(directory, error, self.offsets_in(directory))
 
-    def held_in(self, directory: Path) -> list[int]:
+    def offsets_in(self, directory: Path) -> list[int]:
         """Returns the offsets of the files in a directory."""
         with self.lock:
             return [base for base, file in self._table.items() if file.path.parent == directory]

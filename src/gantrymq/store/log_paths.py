@@ -91,16 +91,16 @@ class LogPaths:
         chosen = chosen[at:] + chosen[:at]
         return chosen + [path for path in writable if path not in chosen]
 
-    def failed(self, directory: Path, error: StoreError, held: Iterable[int]) -> bool:
+    def failed(self, directory: Path, error: StoreError, offsets: Iterable[int]) -> bool:
         """Excludes a directory if this error concerns its disk, and returns whether it does.
 
-        `held` are the offsets of the log files in the directory, which the report names. Without space, the exclusion
+        `offsets` are those of the log files in the directory, which the report names. Without space, the exclusion
         ends after some time, otherwise at the next start. With only one directory, nothing is excluded.
         """
         cause = error.__cause__
         if not self.has_several or not isinstance(cause, OSError) or cause.errno in _NOT_THE_DISK:
             return False
-        text = f"{error}; this directory has {_named(held)}"
+        text = f"{error}; this directory has {_named(offsets)}"
         is_new = directory not in self._failures
         until = clock.monotonic() + _RETRY_S if cause.errno in _NO_SPACE else inf
         self._failures[directory] = _Failure(text, until)
