@@ -336,7 +336,8 @@ class Lies:
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         faults, scene = site.world.disks[program.host.address].faults, site.clients.scene
-        faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{store_config(scene.plan).commit_log_directory}/"
+        (log,) = store_config(scene.plan).commit_log_directories
+        faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{log}/"
         since = site.world.loop.time()
         scene.lied_until[program.name] = inf
         scene.excuses.append(
@@ -418,7 +419,7 @@ def _flip(site: Site, program: Program, broker: Broker, found: tuple[int, str], 
     place, name = found
     size = broker.config.store.mapped_file_size_commit_log
     base = place // size * size
-    path = f"{broker.config.store.commit_log_directory}/{base:020d}"
+    path = f"{broker.config.store.commit_log_directories[0]}/{base:020d}"
     site.world.disks[program.host.address].flip_bit(path, place - base + byte, bit)
     site.history.note(site.world.loop.time(), f"{name} rots at {place} of {program.name}")
     site.clients.scene.rotten[program.name] = place

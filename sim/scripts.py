@@ -228,7 +228,7 @@ class Lying:
         # Without a controller, no slave replaces a master, which would restart with less log than its slaves have.
         victim = master if site.servers.controllers and fault.strength < 0.5 else slaves[0]
         faults = site.world.disks[victim.host.address].faults
-        faults.sync_lies, faults.lies_below = 1.0, f"{store_config(scene.plan).commit_log_directory}/"
+        faults.sync_lies, faults.lies_below = 1.0, f"{store_config(scene.plan).commit_log_directories[0]}/"
         scene.lied_until[victim.name] = inf
         await asyncio.sleep(fault.lasts)
         faults.sync_lies = 0.0

@@ -228,7 +228,8 @@ def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str)
 
     Fields without a property get their defaults. Properties of other classes are ignored.
 
-    Supported types: int, float, bool, str, Path, list[str] (separated by `;`) and Enum (by value), also with `| None`.
+    Supported types: int, float, bool, str, Path, list[str] (separated by `;`), list[Path] (separated by `,`, as
+    `MixAll.MULTI_PATH_SPLITTER`) and Enum (by value), also with `| None`.
 
     Raises ConfigError if a value is invalid, or if a key without a default is missing. The error text has the key, the
     value and `source`.
@@ -302,6 +303,10 @@ def _parse(hint: Any, text: str) -> Any:
         return Path(text).expanduser()
     if hint == list[str]:
         return [part.strip() for part in text.split(";") if part.strip()]
+    if hint == list[Path]:
+        if "\0" in text:
+            raise ValueError("must not contain a NUL character")
+        return [Path(part.strip()).expanduser() for part in text.split(",") if part.strip()]
     if isinstance(hint, type) and issubclass(hint, Enum):
         by_text = {str(member.value): member for member in hint}
         if text not in by_text:
@@ -321,7 +326,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ";".join(value)
+        return ("," if value and isinstance(value[0], Path) else ";").join(map(str, value))
     if isinstance(value, Enum):
         return str(value.value)
     return str(value)

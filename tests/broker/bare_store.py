@@ -68,7 +68,7 @@ def full_disk(store: MessageStore) -> Iterator[None]:
 def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) -> None:
     """Flips one byte of a record; by default the first byte of its body."""
     size = store.config.mapped_file_size_commit_log
-    path = store.config.commit_log_directory / f"{physical_offset // size * size:020d}"
+    path = store.config.commit_log_directories[0] / f"{physical_offset // size * size:020d}"
     with path.open("r+b") as file:
         file.seek(physical_offset % size + at)
         byte = file.read(1)[0]

@@ -427,7 +427,7 @@ def test_what_waits_is_counted_anew_where_the_count_is_lost(world: World, damage
 
 def damage(world: World, physical_offset: int) -> None:
     """Flips one byte of a record's body."""
-    with (world.config.commit_log_directory / f"{0:020d}").open("r+b") as file:
+    with (world.config.commit_log_directories[0] / f"{0:020d}").open("r+b") as file:
         file.seek(physical_offset + 89)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)

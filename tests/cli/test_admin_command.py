@@ -128,7 +128,6 @@ def test_the_list_has_headings(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("addBroker", "addBroker: broker containers are not supported: start each broker"),
         (
             "update-static-topic",
             "updateStaticTopic: static topics are not supported: create the topic on further brokers",

@@ -195,6 +195,7 @@ def test_a_dry_run_changes_nothing(
         (["deleteExpiredCommitLog"], f"delete expired files of the commit log on {broker}"),
         (["cleanUnusedTopic", "-b", broker], f"delete the queues of topics that do not exist on {broker}"),
         (["resetMasterFlushOffset", "-b", broker, "-o", "0"], f"reset the master's flush offset to 0 on {broker}"),
+        (["removeBroker", "-c", "c:1", "-b", "C:b:0"], "stop the broker C:b:0 on c:1"),
         (["deleteUser", "-u", "me", "-b", broker], f"delete user 'me' on {broker}"),
         (["deleteAcl", "-s", "User:me", "-b", broker], f"delete all permissions of 'User:me' on {broker}"),
         (["cleanBrokerMetadata", "-a", "c:1", "-bn", "b", "-c", "C"], "delete the metadata of all brokers of 'b' on c"),

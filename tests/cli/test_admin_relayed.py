@@ -136,3 +136,29 @@ async def test_set_consume_mode(cluster: EmbeddedCluster, capsys: pytest.Capture
     await server.stop()
     assert bodies == [{"topic": "T", "consumerGroup": GROUP, "mode": "POP", "popShareQueueNum": 4}]
     assert capsys.readouterr().out == f"set consume mode to {address} success.\n"
+
+
+async def test_brokers_of_a_container(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """The requests of mqadmin's commands. GantryMQ's brokers refuse them."""
+    asked = []
+
+    def container(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        asked.append((request.code, request.ext_fields))
+        return RemotingCommand.response()
+
+    handlers = dict.fromkeys((RequestCode.ADD_BROKER, RequestCode.REMOVE_BROKER), container)
+    server = RemotingServer(handlers, ListenOptions("127.0.0.1"))
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    assert await gantry(cluster, "addBroker", "-c", address, "-b", "/etc/b.conf") == 0
+    assert await gantry(cluster, "removeBroker", "-c", address, "-b", "C:b:1", "--yes") == 0
+    await server.stop()
+    assert capsys.readouterr().out == f"add broker to {address} success\nremove broker from {address} success\n"
+    assert asked == [
+        (RequestCode.ADD_BROKER, {"configPath": "/etc/b.conf"}),
+        (RequestCode.REMOVE_BROKER, {"brokerName": "b", "brokerClusterName": "C", "brokerId": "1"}),
+    ]
+    assert await gantry(cluster, "removeBroker", "-c", address, "-b", "C:b", "--yes") == 2
+    assert "must be CLUSTER:NAME:ID" in capsys.readouterr().err
+    assert await gantry(cluster, "addBroker", "-c", cluster.brokers[0], "-b", "/etc/b.conf") == 1
+    assert "broker containers are not supported: 'gantry broker --processes N' runs" in capsys.readouterr().err

@@ -41,6 +41,8 @@ def config(name_server: str, tmp_path: Path) -> Path:
         "bindAddress": "127.0.0.1",
         "metricsPort": str(free_port()),
         "storePathRootDir": str(tmp_path / "store"),
+        "storePathCommitLog": f"{tmp_path}/disk1,{tmp_path}/disk2",
+        "readOnlyCommitLogStorePaths": f"{tmp_path}/old",
         "mappedFileSizeCommitLog": str(16 * 1024 * 1024),
     }
     file = tmp_path / "broker.conf"
@@ -83,12 +85,15 @@ async def test_they_are_a_cluster(config: Path, name_server: str, tmp_path: Path
             assert "maxMessageSize" not in await asyncio.to_thread(config.read_text)
             other = info.broker_addr_table["shop-1"].master_address
             assert other is not None
-            assert (await admin.broker_config(other))["maxMessageSize"] != "1000000"
+            config_of_other = await admin.broker_config(other)
+            assert config_of_other["maxMessageSize"] != "1000000"
+            assert config_of_other["readOnlyCommitLogStorePaths"] == f"{tmp_path}/old/1"
             assert processes.pids[1] == before[1]
     finally:
         await processes.stop()
     assert not processes.pids
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["0", "1"]
+    for directory in ("store", "disk1", "disk2"):
+        assert sorted(path.name for path in (tmp_path / directory).iterdir()) == ["0", "1"]
 
 
 def page(port: str) -> str:

@@ -75,6 +75,20 @@ def test_inspect(root, config_file, capsys):
     assert found["checkpoint"]["confirmPhyOffset"] > 0
 
 
+def test_inspect_several_directories(root, config_file, tmp_path, capsys):
+    """The configuration names them, as for a broker."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{64 * 1024:020d}").write_bytes(bytes(64 * 1024))
+    config_file.write_text(f"{config_file.read_text()}\nstorePathCommitLog={root}/commitlog,{other}\n")
+    assert run(["store", "inspect", str(root), "-c", str(config_file)]) == 0
+    out = capsys.readouterr().out
+    assert "2 files of 64 KiB" in out
+    assert f"log: 1 of the files are in {other}\n" in out
+    assert run(["store", "verify", str(root), "-c", str(config_file)]) == 0
+    assert "6 records" in capsys.readouterr().out
+
+
 def test_verify(root, config_file, capsys):
     arguments = ["store", "verify", str(root), "-c", str(config_file)]
     assert run(arguments) == 0

@@ -6,6 +6,7 @@ Affected requests fail, others succeed, and the broker recovers.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -19,10 +20,16 @@ from hostile_support import Peer, Target, UnderAttack, pull_header
 from small_disk import small_disk
 from wait_until import until
 
+from gantrymq import Message, Producer
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.broker_api import SendStatus
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
 from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.verify import verify
+from gantrymq.testing.processes import ProcessCluster
 
 _MIB = 1 << 20
 #: Patterns of the broker's messages about disk errors.
@@ -199,6 +206,34 @@ async def test_a_full_disk(under_attack: UnderAttack, tmp_path: Path, flush: str
             disk.empty()
             await healed(peer)
             await is_committed(broker, 99)
+
+
+async def test_one_of_two_log_disks_is_full(tmp_path: Path) -> None:
+    """No send fails. `diskSpaceCleanForciblyRatio` is off, so the broker notices it when it creates a file."""
+    first, store = tmp_path / "first", tmp_path / "cluster" / "broker-a"
+    with small_disk(tmp_path / "small", 8 * _MIB) as disk, disk.for_new_processes():
+        log = f"{first},{disk.directory}/log"
+        properties = _SMALL_FILES | {"storePathCommitLog": log, "diskSpaceCleanForciblyRatio": "100"}
+        with ProcessCluster(tmp_path / "cluster", broker_properties=properties) as cluster:
+            assert cluster.name_server is not None
+            async with Producer(cluster.name_server.address, "test") as producer:
+                for number in range(200):
+                    if number == 100:
+                        disk.fill()
+                    result = await producer.send(Message("orders", os.urandom(30_000)))
+                    assert result.status is SendStatus.SEND_OK
+            async with AdminClient(cluster.name_server.address) as admin:
+                info = await admin.runtime_info(cluster.brokers[0].address)
+            state = info[f"commitLogDirState_{disk.directory}/log"]
+            assert state.startswith("failed: can't reserve")
+            assert "the disk is full" in state
+            assert info[f"commitLogDirState_{first}"] == "writable"
+        directories = [first, disk.outside / "log"]
+        config = StoreConfig(store, directories, mapped_file_size_commit_log=_MIB)
+        report = verify(config)
+        assert not report.problems
+        assert report.records >= 200
+        assert all(any(directory.iterdir()) for directory in directories)
 
 
 async def commit(peer: Peer, offset: int) -> None:

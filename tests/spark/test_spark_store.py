@@ -140,6 +140,19 @@ def test_a_commit_log_alone_is_enough(copied: Path) -> None:
     assert numbers(read(copied, subscribe="numbers")) == list(range(MESSAGES))
 
 
+def test_a_commit_log_in_several_directories(whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in written(whole / "commitlog")[1::2]:
+        file.rename(other / file.name)
+    directories = f"{whole / 'commitlog'},{other}"
+    assert numbers(read(whole, subscribe="numbers", storePathCommitLog=directories)) == list(range(MESSAGES))
+    with pytest.raises(StoreError, match="failOnDataLoss"):
+        read(whole)
+    with pytest.raises(StoreError, match="absent: no file of a commit log"):
+        read(whole, storePathCommitLog=str(tmp_path / "absent"))
+
+
 def test_a_time_range(stopped: Path) -> None:
     times = [int(time.timestamp() * 1000) for time in read(stopped, subscribe="numbers")["storeTimestamp"].to_pylist()]
     assert times == sorted(times)

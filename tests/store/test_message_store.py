@@ -518,9 +518,9 @@ def test_one_store_per_log(tmp_path):
     """
     shared = tmp_path / "shared"
     for of_first, of_second in (
-        ({"store_path_commit_log": shared}, {"store_path_commit_log": shared}),
-        ({}, {"store_path_commit_log": tmp_path / "a" / "commitlog"}),
-        ({}, {"store_path_commit_log": tmp_path / "a"}),
+        ({"store_path_commit_log": [shared]}, {"store_path_commit_log": [shared]}),
+        ({}, {"store_path_commit_log": [tmp_path / "a" / "commitlog"]}),
+        ({}, {"store_path_commit_log": [tmp_path / "a"]}),
     ):
         store = open_store(tmp_path / "a", **of_first)
         queue = store.queue("T", 0)
@@ -530,7 +530,7 @@ def test_one_store_per_log(tmp_path):
         assert put(store, queue, b"x").queue_offset == count
         store.close()
         shutil.rmtree(tmp_path / "a")
-    open_store(tmp_path / "b", store_path_commit_log=shared).close()
+    open_store(tmp_path / "b", store_path_commit_log=[shared]).close()
 
 
 def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.config import from_properties
+from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.record import decode_record, encode_host, encode_record
 from gantrymq.store.config import StoreConfig, check_supported
@@ -15,16 +15,39 @@ from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
 
 def test_directories():
     config = StoreConfig(Path("/data"))
-    assert config.commit_log_directory == Path("/data/commitlog")
-    assert StoreConfig(Path("/data"), Path("/fast/log")).commit_log_directory == Path("/fast/log")
+    assert config.commit_log_directories == config.writable_commit_log_directories == [Path("/data/commitlog")]
+    assert StoreConfig(Path("/data"), [Path("/fast/log")]).commit_log_directories == [Path("/fast/log")]
+
+
+def test_several_directories_of_the_log():
+    properties = {
+        "storePathRootDir": "/data",
+        "storePathCommitLog": "/b/log, /a/log/,/b/log,/c",
+        "readOnlyCommitLogStorePaths": "/c/,/old",
+    }
+    config = from_properties(StoreConfig, properties, source="test")
+    b, a, c, old = map(Path, ("/b/log", "/a/log", "/c", "/old"))
+    assert config.commit_log_directories == [b, a, c, old]
+    assert config.writable_commit_log_directories == [b, a]
+    written = to_properties(config)
+    assert written["readOnlyCommitLogStorePaths"] == "/c,/old"
+    assert from_properties(StoreConfig, written, source="test") == config
+
+
+def test_no_directory_has_a_nul():
+    properties = {"storePathRootDir": "/data", "readOnlyCommitLogStorePaths": "/a,/b\0"}
+    with pytest.raises(ConfigError, match=r"readOnlyCommitLogStorePaths=.*must not contain a NUL"):
+        from_properties(StoreConfig, properties, source="test")
+
+
+def test_one_directory_must_be_writable():
+    with pytest.raises(ConfigError, match="readOnlyCommitLogStorePaths has all directories of the log: leave one out"):
+        StoreConfig(Path("/data"), read_only_commit_log_store_paths=[Path("/data/commitlog")])
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("storePathCommitLog", "/a,/b"),
-        ("storePathCommitLog", "/a,"),
-        ("readOnlyCommitLogStorePaths", "/old"),
         ("storeType", "defaultRocksDB"),
         ("storeType", "DEFAULTROCKSDB"),
         ("enableDLegerCommitLog", " true "),
@@ -41,8 +64,8 @@ def test_a_store_that_is_elsewhere_is_refused_by_name(key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("storePathCommitLog", "/a"),
-        ("readOnlyCommitLogStorePaths", ""),
+        ("storePathCommitLog", "/a,/b"),
+        ("readOnlyCommitLogStorePaths", "/old"),
         ("storeType", "default"),
         ("enableDLegerCommitLog", "false"),
         ("configManagerVersion", "v1"),
@@ -51,11 +74,6 @@ def test_a_store_that_is_elsewhere_is_refused_by_name(key, value):
 )
 def test_javas_defaults_of_these_are_taken(key, value):
     check_supported({key: value})
-
-
-def test_several_directories_of_the_log_are_refused():
-    with pytest.raises(ConfigError, match="storePathCommitLog=/a,/b: several directories of a commit log are not "):
-        StoreConfig(Path("/data"), Path("/a,/b"))
 
 
 def test_javas_keys():
@@ -72,7 +90,7 @@ def test_javas_keys():
         },
         source="test",
     )
-    assert config.commit_log_directory == Path("/log")
+    assert config.commit_log_directories == [Path("/log")]
     assert config.mapped_file_size_commit_log == 1 << 20
     assert config.mapped_file_size_consume_queue == 2000
     assert (config.flush_interval_commit_log_ms, config.flush_consume_queue_thorough_interval_ms) == (250, 1000)

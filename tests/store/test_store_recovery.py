@@ -431,7 +431,7 @@ def test_a_log_that_is_missing_as_a_whole_cuts_no_queue(tmp_path, where, aborted
     before = snapshot(tmp_path)
     options = {}
     if where == "elsewhere":
-        options["store_path_commit_log"] = tmp_path / "other"
+        options["store_path_commit_log"] = [tmp_path / "other"]
     else:
         (tmp_path / "commitlog").rename(tmp_path / "moved")
     if where == "empty":

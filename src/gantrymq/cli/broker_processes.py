@@ -103,12 +103,19 @@ def _numbered(properties: Mapping[str, str], n: int) -> dict[str, str]:
     if "haListenPort" in properties:
         keys["haListenPort"] = str(int(properties["haListenPort"]) + n * PORT_STEP)
     if store.store_path_commit_log is not None:
-        keys["storePathCommitLog"] = str(store.store_path_commit_log / str(n))
+        keys["storePathCommitLog"] = _numbered_paths(store.store_path_commit_log, n)
+    changeable = {}
+    if store.read_only_commit_log_store_paths is not None:
+        changeable["readOnlyCommitLogStorePaths"] = _numbered_paths(store.read_only_commit_log_store_paths, n)
     if (page := config.metrics_page) is not None:
         keys["metricsPort" if config.metrics_port else "metricsPromExporterPort"] = str(page[1] + 1 + n)
     changes = Path(keys["brokerConfigPath"])
     changed = load_properties(changes) if changes.exists() else {}
-    return {**properties, **changed, **keys}
+    return {**properties, **changeable, **changed, **keys}
+
+
+def _numbered_paths(paths: Iterable[Path], n: int) -> str:
+    return ",".join(str(path / str(n)) for path in paths)
 
 
 def _check(properties: Mapping[str, str], config: BrokerConfig, count: int) -> None:

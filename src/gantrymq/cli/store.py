@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -66,6 +67,10 @@ def inspect(directory: Directory, config: Config = None, as_json: Json = False) 
             highlight=False,
             soft_wrap=True,
         )
+    by_directory = Counter(file.path.parent for file in summary.log_files)
+    if len(by_directory) > 1:
+        for directory, count in sorted(by_directory.items()):
+            console.print(f"log: {count} of the files are in {directory}", highlight=False, soft_wrap=True)
     for path, header in summary.index_files:
         console.print(
             f"index {path.name}: {header.index_count - 1} entries, {_time(header.begin_timestamp)} to "

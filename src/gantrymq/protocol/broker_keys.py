@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Beginning of the keys of the runtime info with the state of each log directory. Java has no such keys.
+LOG_DIR_STATE = "commitLogDirState_"
+
 #: Keys that a broker only reads at its start. docs/broker.md lists them, too. Java's broker accepts new values but
 #: keeps using the old values. Changes of all other keys take effect at once.
 READ_AT_START = frozenset(

@@ -95,12 +95,6 @@ UNSUPPORTED_FEATURES = (
         settings={"enableDLegerCommitLog": "true"},
     ),
     UnsupportedFeature(
-        "several directories of a commit log",
-        "give storePathCommitLog one directory",
-        # A comma separates them (`MixAll.MULTI_PATH_SPLITTER`).
-        settings={"storePathCommitLog": ".*,.*", "readOnlyCommitLogStorePaths": r"\s*\S.*"},
-    ),
-    UnsupportedFeature(
         "limits for reads of cold data",
         "read old messages with rocketmq-store, which reads files without the broker",
         requests=(
@@ -118,9 +112,9 @@ UNSUPPORTED_FEATURES = (
     ),
     UnsupportedFeature(
         "broker containers",
-        "start each broker with 'gantry broker'",
+        # A broker has one thread for all requests, so the brokers of a container would share one processor core.
+        "'gantry broker --processes N' runs several brokers, each in its own process",
         requests=(Code.ADD_BROKER, Code.REMOVE_BROKER),
-        commands=("addBroker", "removeBroker"),
     ),
     UnsupportedFeature(
         "exports",

@@ -71,7 +71,7 @@ class Cleaner:
     def _delete_log(self, now_ms: int) -> bool:
         """Deletes the oldest log file if it expired. Returns whether more may follow. Raises OSError or StoreError."""
         config = self._config
-        used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
+        used = max(self._log.paths.used_percent(), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
         self._pause(used if cleaning.is_full else None)
         if self._trash:

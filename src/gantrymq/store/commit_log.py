@@ -25,6 +25,7 @@ from gantrymq.protocol.record import (
 )
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.log_files import LogFiles
+from gantrymq.store.log_paths import LogPaths
 from gantrymq.store.log_preallocation import RESERVE, LogPreallocation
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.preallocation import Preallocation
@@ -40,9 +41,9 @@ _unpack_head = unpacker("size", "magic")
 
 
 class CommitLog:
-    """The commit log in `directory`. It accepts records after `load` and `start_at`."""
+    """The commit log in the directories `paths`. It accepts records after `load` and `start_at`."""
 
-    def __init__(self, directory: Path, file_size: int, preallocation: Preallocation) -> None:
+    def __init__(self, paths: LogPaths, file_size: int, preallocation: Preallocation) -> None:
         self.file_size = file_size
         #: The end of all records: the physical offset of the next record.
         self.position = 0
@@ -62,7 +63,8 @@ class CommitLog:
         self.failure: Refusal | None = None
         #: The reasons why the log temporarily rejects writes, by source.
         self._refusals: dict[str, Refusal] = {}
-        self._files = LogFiles(directory, file_size)
+        self.paths = paths
+        self._files = LogFiles(paths, file_size)
         self._log_preallocation = LogPreallocation(self._files, preallocation, lambda: self.position)
         self._closed = False
 
@@ -76,7 +78,17 @@ class CommitLog:
     @property
     def was_missing(self) -> bool:
         """Whether `load` found no file."""
-        return self._files.was_missing
+        return len(self._files.empty) == len(self.paths.all)
+
+    @property
+    def may_lack_end(self) -> bool:
+        """Whether `load` found no file in one of several directories, which may have had the last files."""
+        return self.paths.has_several and bool(self._files.empty)
+
+    def check_end(self, last_record: int) -> None:
+        """Raises StoreError if the log lacks the file with this offset."""
+        if last_record >= self.position:
+            raise self._files.ends_early(self.position)
 
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
         """Finds the files; see `LogFiles.load`. Recovery then determines the end of the records."""
@@ -202,7 +214,7 @@ class CommitLog:
         if size + BLANK_SIZE > self.file_size:
             raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
         base = start = self.position // self.file_size * self.file_size
-        if self.position + size + BLANK_SIZE > base + self.file_size:
+        if self.position + size + BLANK_SIZE > base + self.file_size or self._files.is_ended(base):
             start += self.file_size
         end = max(self.position, start) + size
         if self._files.reserved(base) < self.position + BLANK_SIZE or self._files.reserved(start) < end + BLANK_SIZE:
@@ -259,16 +271,23 @@ class CommitLog:
     def write(self, records: Buffer) -> None:
         """Writes complete records at the end of the log. They become valid when the caller advances `position`.
 
-        Space must be available. Raises StoreFull or StoreError; nothing is written then. If the process is killed,
-        either all records are in the log or none. The size and magic number of the first record are written last.
-        Without them, the log ends before this record, and recovery clears the rest.
+        Space must be available. Raises StoreFull or StoreError; nothing is written then. Later records then go to the
+        next file if another disk can take it.
+
+        If the process is killed, either all records are in the log or none. The size and magic number of the first
+        record are written last. Without them, the log ends before this record, and recovery clears the rest.
         """
         assert self.mapping is not None
         start = self.position - self.base
         if len(records) < LARGE:
             self.mapping[start + BLANK_SIZE : start + len(records)] = records[BLANK_SIZE:]
         else:
-            self._files[self.base].write(start + BLANK_SIZE, memoryview(records)[BLANK_SIZE:])
+            try:
+                self._files[self.base].write(start + BLANK_SIZE, memoryview(records)[BLANK_SIZE:])
+            except StoreError as e:
+                if self._files.end_early(self.base, e):
+                    self.limit = 0
+                raise
         self.mapping[start : start + BLANK_SIZE] = records[:BLANK_SIZE]
 
     def take_in_turn(self) -> None:
@@ -394,6 +413,6 @@ class CommitLog:
     def close(self) -> None:
         """Unmaps the files. Later reads and writes raise StoreError."""
         self._closed = True
-        self.fail(Refusal(f"the commit log {self._files.directory} is closed"))
+        self.fail(Refusal(f"the commit log {self.paths} is closed"))
         self.mapping = None
         self._files.close()

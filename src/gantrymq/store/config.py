@@ -37,6 +37,11 @@ class StoreConfig:
       are flushed at least every `flush_consume_queue_thorough_interval_ms`, more often if that is fast. Recovery can
       rebuild lost units from the log.
 
+    Directories:
+    - The commit log is in `store_path_commit_log`, by default `commitlog` in `store_path_root_dir`. New files are
+      distributed over several directories; see `log_paths`.
+    - Files in `read_only_commit_log_store_paths` are read and expire, but no file is created there.
+
     Index and checksums:
     - With `message_index_enable`, messages can be found by key. An index file has `max_index_num` entries. A query
       returns at most `max_msgs_num_batch` messages.
@@ -60,7 +65,8 @@ class StoreConfig:
     """
 
     store_path_root_dir: Path
-    store_path_commit_log: Path | None = None
+    store_path_commit_log: list[Path] | None = None
+    read_only_commit_log_store_paths: list[Path] | None = None
     mapped_file_size_commit_log: int = bounded(1024 * 1024 * 1024, 4096, MAX_INT)
     mapped_file_size_consume_queue: int = bounded(300_000 * UNIT_SIZE, UNIT_SIZE, MAX_INT - UNIT_SIZE)
     flush_disk_type: str = ASYNC_FLUSH
@@ -104,7 +110,8 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        check_supported({"storePathCommitLog": str(self.store_path_commit_log or "")})
+        if not self.writable_commit_log_directories:
+            raise ConfigError("readOnlyCommitLogStorePaths has all directories of the log: leave one out")
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ConfigError(f"flushDiskType={self.flush_disk_type}: {ASYNC_FLUSH} or {SYNC_FLUSH}")
         parse_delay_levels(self.message_delay_level)
@@ -119,8 +126,19 @@ class StoreConfig:
         self.mapped_file_size_consume_queue = -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
 
     @property
-    def commit_log_directory(self) -> Path:
-        return self.store_path_commit_log or self.store_path_root_dir / "commitlog"
+    def commit_log_directories(self) -> list[Path]:
+        """All directories with files of the commit log, also read-only ones."""
+        return list(dict.fromkeys([*self._commit_log_paths, *(self.read_only_commit_log_store_paths or [])]))
+
+    @property
+    def writable_commit_log_directories(self) -> list[Path]:
+        """The directories that get new files of the commit log."""
+        read_only = self.read_only_commit_log_store_paths or []
+        return [path for path in dict.fromkeys(self._commit_log_paths) if path not in read_only]
+
+    @property
+    def _commit_log_paths(self) -> list[Path]:
+        return self.store_path_commit_log or [self.store_path_root_dir / "commitlog"]
 
     @property
     def consume_queue_directory(self) -> Path:

@@ -48,7 +48,7 @@ def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
     Messages of deleted topics and of open or rolled-back transactions are included. If a body can't be decompressed, it
     is returned as stored. Raises StoreError at a damaged record.
     """
-    log = OfflineLog(config.commit_log_directory)
+    log = OfflineLog(*config.commit_log_directories)
     reader = log.reader(_start(log, wanted.begin_ms))
     for record in reader:
         if wanted.accepts(record):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gantrymq.errors import StoreError
 from gantrymq.protocol.record import BLANK_SIZE
 from gantrymq.store.log_files import LogFiles
 from gantrymq.store.preallocation import Preallocation
@@ -66,10 +67,10 @@ class LogPreallocation:
         with self._making:
             base, used = self._place(self._position())
             needed = self._needed + BLANK_SIZE
-            if used + needed <= self._files.file_size:
-                self._reserve(base, used, needed)
+            if used + needed <= self._files.file_size and not self._files.is_ended(base):
+                self._reserve_or_end(base, used, needed, needed)
             else:
-                self._reserve(base, used, BLANK_SIZE)
+                self._reserve_blank(base, used)
                 self._reserve(base + self._files.file_size, 0, needed)
             self._needed = 0
 
@@ -85,7 +86,8 @@ class LogPreallocation:
         """Creates space in advance. Raises as `_make_needed` does."""
         with self._making:
             base, used = self._place(max(self._position(), self._written_end))
-            self._reserve(base, used, RESERVE // 2)
+            if not self._files.is_ended(base):
+                self._reserve_or_end(base, used, RESERVE // 2, BLANK_SIZE)
             if used >= self._files.file_size // 2:
                 self._reserve(base + self._files.file_size, 0, BLANK_SIZE)
 
@@ -94,9 +96,29 @@ class LogPreallocation:
         base = end // self._files.file_size * self._files.file_size
         return base, end - base
 
+    def _reserve_or_end(self, base: int, used: int, least: int, in_next: int) -> None:
+        """Like `_reserve`, but if this disk fails and another one doesn't, `in_next` bytes of the next file instead.
+
+        The file at `base` then gets no more records, except for the blank at its end.
+        """
+        try:
+            self._reserve(base, used, least)
+        except StoreError as e:
+            if base not in self._files or not self._files.end_early(base, e):
+                raise
+            self._reserve_blank(base, used)
+            self._reserve(base + self._files.file_size, 0, in_next)
+
+    def _reserve_blank(self, base: int, used: int) -> None:
+        """Ensures that a blank can be written after the used bytes. Only needs a block if one ends there."""
+        file = self._files.made(base)
+        end = min(used + BLANK_SIZE, self._files.file_size)
+        if file.reserved < end:
+            file.reserve(used, end)
+
     def _reserve(self, base: int, used: int, least: int) -> None:
         """Ensures that the file at `base` has blocks for at least `least` bytes after the used ones."""
-        file = self._files.made(base)
+        file = self._files.made(base, max(least, RESERVE))
         if file.reserved < min(used + least, self._files.file_size):
             start = max(file.reserved, used)
             file.reserve(start, start + max(least, RESERVE))

@@ -24,6 +24,7 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
+from gantrymq.store.log_paths import LogPaths
 from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.message_writer import MessageWriter, PutResult
@@ -65,7 +66,7 @@ class MessageStore:
         self._jobs = Jobs() if jobs is None else jobs
         self._trash = Trash(config.consume_queue_directory.with_name("consumequeue.deleted"))
         self._preallocation = preallocation = Preallocation(self._jobs.report("make files of the store"), waits=waits)
-        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log, preallocation)
+        self._log = CommitLog(LogPaths(config), config.mapped_file_size_commit_log, preallocation)
         self._queues = QueueTable(
             config.consume_queue_directory, config.mapped_file_size_consume_queue, preallocation, self._trash
         )
@@ -121,7 +122,7 @@ class MessageStore:
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
                 self._queues.load()
-                self._check_log_is_there()
+                self._check_log_is_there(was_aborted=directory.was_aborted)
                 self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
                 recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
@@ -148,12 +149,15 @@ class MessageStore:
             self._open = stack.pop_all()
         self._drop_torn()
 
-    def _check_log_is_there(self) -> None:
-        """Raises StoreError if queues have messages but the log has no file. Recovery would empty these queues."""
+    def _check_log_is_there(self, *, was_aborted: bool) -> None:
+        """Raises StoreError if queues have messages but the log or its end is missing. Recovery would drop them."""
+        if self._log.may_lack_end and not was_aborted:
+            last_units = (queue.peek(queue.max_offset - 1) for queue in self._queues)
+            self._log.check_end(max((unit[0] for unit in last_units if unit is not None), default=-1))
         if self._log.was_missing and any(queue.max_offset for queue in self._queues):
             config = self.config
             raise StoreError(
-                f"{config.commit_log_directory} has no file of the log, but the queues in "
+                f"{self._log.paths} has no file of the log, but the queues in "
                 f"{config.consume_queue_directory} have messages: mount or restore it, or correct storePathCommitLog. "
                 f"To begin anew without these messages, move the queues and {config.index_directory} away"
             )
@@ -430,6 +434,11 @@ class MessageStore:
         if unit is not None and end > queue.min_offset and unit[0] + unit[1] > until and unit[1] != FILLER_SIZE:
             end -= 1
         return end
+
+    @property
+    def log_paths(self) -> LogPaths:
+        """The directories of the log."""
+        return self._log.paths
 
     def read_record(self, physical_offset: int) -> Record:
         """Returns the record at this offset. Raises RecordError if none starts there, StoreError outside of the log."""

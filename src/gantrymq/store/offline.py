@@ -15,6 +15,7 @@ from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, NO_UNIT, UNIT
 from gantrymq.store.directory import lock_directory
 from gantrymq.store.index_file import IndexHeader, read_header
+from gantrymq.store.log_paths import LogFile, find_log_files
 from gantrymq.store.log_reader import LogReader
 from gantrymq.store.mapped_file import list_files, open_directory
 from gantrymq.store.message_index import index_paths
@@ -51,19 +52,11 @@ def _is_directory_locked(root: Path) -> bool:
         files.close(fd)
 
 
-class LogFile(NamedTuple):
-    """A file of the log: its path, the physical offset of its first byte, and its length in bytes."""
-
-    path: Path
-    base: int
-    length: int
-
-
 class OfflineLog:
-    """The files of a commit log. Raises StoreError if the directory can't be read."""
+    """The files of a commit log in one or several directories. Raises StoreError if a directory can't be read."""
 
-    def __init__(self, directory: Path) -> None:
-        self.files = [LogFile(directory / f"{base:020d}", base, size) for base, size in list_files(directory).items()]
+    def __init__(self, *directories: Path) -> None:
+        self.files, _ = find_log_files(directories)
         self.min_offset = self.files[0].base if self.files else 0
         #: The end of the last file. The records end before this position.
         self.limit = self.files[-1].base + self.files[-1].length if self.files else 0
@@ -250,9 +243,10 @@ class StoreSummary(NamedTuple):
 def inspect(config: StoreConfig) -> StoreSummary:
     """Reads names, sizes and headers of the store's files, but no records. Raises StoreError if there is no store."""
     root = config.store_path_root_dir
-    log = OfflineLog(config.commit_log_directory)
+    log = OfflineLog(*config.commit_log_directories)
     if not log.files and not files.is_directory(config.consume_queue_directory):
         raise StoreError(f"{root} has no store: neither commitlog nor consumequeue is there")
+    elsewhere = [path for path in config.commit_log_directories if not path.is_relative_to(root)]
     opened = OpenFiles()
     try:
         queues = offline_queues(config.consume_queue_directory, opened)
@@ -264,7 +258,7 @@ def inspect(config: StoreConfig) -> StoreSummary:
             log.files,
             [QueueSummary(topic, id_, queue.first_offset, queue.end) for (topic, id_), queue in queues.items()],
             [(path, read_header(path)) for path in index_paths(config.index_directory)],
-            files.disk_bytes(root),
+            sum(files.disk_bytes(directory) for directory in (root, *elsewhere)),
         )
     finally:
         opened.close()

@@ -32,13 +32,15 @@ def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what,
     """
     root = config.store_path_root_dir
     directory = StoreDirectory(root)
-    if not files.is_directory(config.commit_log_directory):
+    directories = config.commit_log_directories
+    if not any(map(files.is_directory, directories)):
         raise StoreError(f"{root} has no commitlog: there is nothing to rebuild from")
     directory.lock()
     try:
-        offline = OfflineLog(config.commit_log_directory)
+        offline = OfflineLog(*config.commit_log_directories)
         if not offline.files:
-            raise StoreError(f"{config.commit_log_directory} has no file of the log: there is nothing to rebuild from")
+            names = ", ".join(map(str, directories))
+            raise StoreError(f"{names} has no file of the log: there is nothing to rebuild from")
         if not cut:
             _check(offline, progress)
         file_sizes = _file_sizes(config, offline)

@@ -98,7 +98,7 @@ class _Verifier:
         self._report = Report(in_use=is_in_use(config.store_path_root_dir))
         self._progress = progress
         self._deleted_topics = deleted_topics
-        self._log = OfflineLog(config.commit_log_directory)
+        self._log = OfflineLog(*config.commit_log_directories)
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
         self._delays_ms = parse_delay_levels(config.message_delay_level)

@@ -14,6 +14,7 @@ from gantrymq.protocol.topic_name import topic_problem
 
 STORE_OPTIONS = (
     "path",
+    "storePathCommitLog",
     "brokerName",
     "subscribe",
     "subscribePattern",
@@ -35,6 +36,8 @@ class StoreOptions:
     Options:
         path: A broker's storePathRootDir, or a directory with the files of its commit log. It is the argument of
             `load`. It must exist on the driver and on the executors. Required.
+        storePathCommitLog: The directories of the commit log, separated by commas. With several directories, also
+            those of the broker's readOnlyCommitLogStorePaths. Default: `commitlog` in `path`, or `path` itself.
         brokerName: The value of the column brokerName, which no file contains. Default: null.
         subscribe: Topics, separated by commas. Default: all topics except system topics, retry topics and dead-letter
             queues.
@@ -50,6 +53,7 @@ class StoreOptions:
     """
 
     path: Path
+    commit_log_paths: tuple[Path, ...] = ()
     broker_name: str | None = None
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
@@ -84,6 +88,7 @@ class StoreOptions:
                 raise ConfigError(f"option subscribe: {problem}")
         return cls(
             path=Path(values.required("path").removeprefix("file:")),
+            commit_log_paths=tuple(map(Path, comma_list(values.get("storePathCommitLog") or ""))),
             broker_name=values.get("brokerName"),
             topics=frozenset(topics),
             pattern=values.pattern("subscribePattern"),

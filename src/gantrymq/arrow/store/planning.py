@@ -16,8 +16,9 @@ from gantrymq.arrow.store.damage import LogEnd, first_unit_from, problems, recor
 from gantrymq.arrow.store.options import StoreOptions
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import Record
+from gantrymq.store.log_paths import LogFile
 from gantrymq.store.log_reader import LogReader
-from gantrymq.store.offline import LogFile, OfflineLog, OfflineQueue, OpenFiles, offline_queues
+from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, offline_queues
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +43,7 @@ def plan(options: StoreOptions) -> list[LogRange]:
 
     Raises StoreError if there is no log, and (with failOnDataLoss) if a part of it is missing.
     """
-    directory = options.path / "commitlog"
-    if not directory.is_dir():
-        directory = options.path
-    log = OfflineLog(directory)
-    if not log.files:
-        raise StoreError(
-            f"{options.path} has no commit log: neither it nor its directory commitlog has files of 20 digits"
-        )
+    log = _log(options)
     open_files = OpenFiles()
     with closing(open_files):
         queues = sorted(
@@ -70,6 +64,17 @@ def plan(options: StoreOptions) -> list[LogRange]:
             for part in _split(file, min(end.offset - file.base, file.length), queues[:1], options.partition_bytes, log)
         ]
     return _in_time(ranges, log, options)
+
+
+def _log(options: StoreOptions) -> OfflineLog:
+    """Returns the commit log. Raises StoreError if there is none."""
+    directory = options.path / "commitlog"
+    log = OfflineLog(*(options.commit_log_paths or (directory if directory.is_dir() else options.path,)))
+    if log.files:
+        return log
+    if options.commit_log_paths:
+        raise StoreError(f"{', '.join(map(str, options.commit_log_paths))}: no file of a commit log (20 digits)")
+    raise StoreError(f"{options.path} has no commit log: neither it nor its directory commitlog has files of 20 digits")
 
 
 def log_end(log: OfflineLog, queues: list[OfflineQueue], *, check_crc: bool) -> LogEnd:

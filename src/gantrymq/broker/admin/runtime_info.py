@@ -7,7 +7,8 @@ this broker has no such pools.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from gantrymq.broker.feature import Feature
 from gantrymq.config import MAX_INT
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.broker_keys import LOG_DIR_STATE
 from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
@@ -236,27 +238,42 @@ class RuntimeInfo(Feature):
             return -1
 
     def disk_used_ratios(self) -> dict[str, float]:
-        """Returns the used share of the partitions that contain the commit log and the other files, from 0 to 1."""
-        store = self._config.store
-        return {
-            "commitLog": _used_ratio(store.commit_log_directory),
-            "consumeQueue": _used_ratio(store.store_path_root_dir),
-        }
+        """Returns the used share of the partitions that contain the commit log and the other files, from 0 to 1.
+
+        With several directories of the log, `commitLog` is that of the partition with the most space, and each
+        directory has an entry. A partition that can't be measured has -1.
+        """
+        paths = self._store.log_paths
+        ratios = self._log_disk_ratios()
+        least = min((ratios[path] for path in paths.writable if ratios[path] >= 0), default=-1.0)
+        several = {f"commitLog_{path}": ratio for path, ratio in ratios.items()} if paths.has_several else {}
+        return {"commitLog": least, **several, "consumeQueue": _used_ratio(self._config.store.store_path_root_dir)}
+
+    def _log_disk_ratios(self) -> dict[Path, float]:
+        return {path: _used_ratio(path) for path in self._store.log_paths.all}
 
     def disk_used_bytes(self) -> int:
         """Returns the used space of the partition with the store's root directory (`DefaultStoreMetricsManager`)."""
         return files.disk_use(self._config.store.store_path_root_dir).used
 
     def _disk(self) -> dict[str, object]:
-        log = self._config.store.commit_log_directory
-        disk = files.disk_use(log)
         ratios = self.disk_used_ratios()
+        disks = _disks(self._store.log_paths.all)
+        total, free = sum(disk.total for disk in disks), sum(disk.free for disk in disks)
         return {
             "commitLogDiskRatio": ratios["commitLog"],
-            f"commitLogDiskRatio_{log}": ratios["commitLog"],
+            **{f"commitLogDiskRatio_{path}": ratio for path, ratio in self._log_disk_ratios().items()},
+            **self._log_dir_states(),
             "consumeQueueDiskRatio": ratios["consumeQueue"],
-            "commitLogDirCapacity": f"Total : {_bytes(disk.total)}, Free : {_bytes(disk.free)}.",
+            "commitLogDirCapacity": f"Total : {_bytes(total)}, Free : {_bytes(free)}.",
         }
+
+    def _log_dir_states(self) -> dict[str, str]:
+        """Returns the state of each directory of the log if there are several. Java has no such keys."""
+        if not self._store.log_paths.has_several:
+            return {}
+        states = self._store.log_paths.states().items()
+        return {f"{LOG_DIR_STATE}{path}": f"{state}: {text}" if text else state for path, (state, text) in states}
 
     def _timers(self) -> dict[str, object]:
         behind = self._timer.behind()
@@ -281,9 +298,24 @@ def _rates(traffics: Sequence[Traffic], now: float) -> str:
 
 
 def _used_ratio(path: Path) -> float:
-    """Returns a partition's used share, including root's reserve (`UtilAll.getDiskPartitionSpaceUsedPercent`)."""
-    disk = files.disk_use(path)
+    """Returns a partition's used share, including root's reserve (`UtilAll.getDiskPartitionSpaceUsedPercent`).
+
+    Returns -1 if it can't be measured.
+    """
+    try:
+        disk = files.disk_use(path)
+    except OSError:
+        return -1.0
     return disk.used / max(disk.used + disk.free, 1)
+
+
+def _disks(paths: Iterable[Path]) -> list[files.DiskUse]:
+    """Returns the space of the partitions that contain these paths, each once."""
+    found: dict[int, files.DiskUse] = {}
+    for path in paths:
+        with suppress(OSError):
+            found.setdefault(files.stat(path).st_dev, files.disk_use(path))
+    return list(found.values())
 
 
 def _duration(seconds: float) -> str:

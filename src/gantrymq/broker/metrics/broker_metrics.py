@@ -31,6 +31,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, S
 from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.loop_watch import LoopWatch
+from gantrymq.store.log_paths import PathState
 from gantrymq.system import clock
 
 #: Consume modes, as in `ConsumeType.getTypeCN`.
@@ -332,6 +333,13 @@ class BrokerMetrics(Feature):
             yield self._storage_gauge(f"rocketmq_storage_{name}", description, value)
         yield self._gauge(
             "gantry_commit_log_bytes", "Size of the commit log.", store.max_physical_offset - store.min_physical_offset
+        )
+        states = Counter(state for state, _ in store.log_paths.states().values())
+        yield Metric(
+            "gantry_commit_log_directories",
+            Kind.GAUGE,
+            "Directories of the commit log, by state: writable, read-only, full or failed.",
+            [(self._of(state=state), states[state]) for state in PathState],
         )
         # In Java this value is in the runtime info only.
         yield Metric(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from contextlib import suppress
 from typing import Annotated, Any
@@ -113,6 +114,39 @@ async def update_broker_config(
         {"brokers": addresses, "key": key, "value": value},
         [f"update broker config success, {address}" for address in addresses],
     )
+
+
+Container = Annotated[
+    str, typer.Option("-c", "--brokerContainerAddr", help="The broker container of Apache RocketMQ, HOST:PORT.")
+]
+
+
+@command(app, "addBroker")
+async def add_broker(
+    admin: AdminClient,
+    container: Container,
+    path: Annotated[str, typer.Option("-b", "--brokerConfigPath", help="A file on the container's host.")],
+) -> Output:
+    """Add a broker to specified container."""
+    await admin.add_broker_to_container(container, path)
+    return Output({"container": container, "configPath": path}, [f"add broker to {container} success"])
+
+
+@command(app, "removeBroker")
+async def remove_broker(
+    admin: AdminClient,
+    container: Container,
+    identity: Annotated[str, typer.Option("-b", "--brokerIdentity", help="CLUSTER:NAME:ID of the broker.")],
+    confirmation: Confirmation,
+) -> Output:
+    """Remove a broker from specified container."""
+    match = re.fullmatch(r"([^:]+):([^:]+):(\d{1,18})", identity.strip())
+    if match is None:
+        raise typer.BadParameter(f"{identity!r}: must be CLUSTER:NAME:ID", param_hint="'--brokerIdentity'")
+    if plan := await confirmation.check(f"stop the broker {identity}", [container]):
+        return plan
+    await admin.remove_broker_from_container(container, match[1], match[2], int(match[3]))
+    return Output({"container": container, "broker": identity}, [f"remove broker from {container} success"])
 
 
 @command(app, "cleanExpiredCQ")

@@ -24,6 +24,8 @@ BY_MODULE = {
         "brokerStatus": "Fetch broker runtime status data.",
         "getBrokerConfig": "Get broker config by cluster or special broker.",
         "updateBrokerConfig": "Update broker's config.",
+        "addBroker": "Add a broker to specified container.",
+        "removeBroker": "Remove a broker from specified container.",
         "cleanExpiredCQ": "Clean expired ConsumeQueue on broker.",
         "deleteExpiredCommitLog": "Delete expired CommitLog files.",
         "cleanUnusedTopic": "Clean unused topic on broker.",

@@ -16,6 +16,8 @@ EXAMPLES = {
     "clusterList": "-m",
     "brokerStatus": "-b 10.0.0.1:10911",
     "getBrokerConfig": "-c DefaultCluster",
+    "addBroker": "-c 10.0.0.1:10811 -b /etc/rocketmq/broker-b.conf",
+    "removeBroker": "-c 10.0.0.1:10811 -b DefaultCluster:broker-b:0",
     "updateBrokerConfig": "-c DefaultCluster -k fileReservedTime -v 48",
     "cleanExpiredCQ": "-c DefaultCluster --dry-run",
     "deleteExpiredCommitLog": "-b 10.0.0.1:10911 --dry-run",

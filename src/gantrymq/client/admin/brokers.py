@@ -12,6 +12,7 @@ from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.stats import BrokerStatsData, QueryConsumeQueueResponseBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.broker_container import AddBrokerRequestHeader, RemoveBrokerRequestHeader
 from gantrymq.protocol.headers.ha import ResetMasterFlushOffsetHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
@@ -50,6 +51,15 @@ class AdminBrokers(AdminBase):
                 return None
             raise
         return decode_json(response.body, BrokerStatsData)
+
+    async def add_broker_to_container(self, container: str, config_path: str) -> None:
+        """Has a broker container of Java start a broker. `config_path` is a file on the container's host."""
+        await self._call(container, RequestCode.ADD_BROKER, AddBrokerRequestHeader(config_path=config_path))
+
+    async def remove_broker_from_container(self, container: str, cluster: str, name: str, broker_id: int) -> None:
+        """Has a broker container of Java stop a broker. Raises BrokerError if the container doesn't have it."""
+        header = RemoveBrokerRequestHeader(broker_name=name, broker_cluster_name=cluster, broker_id=broker_id)
+        await self._call(container, RequestCode.REMOVE_BROKER, header)
 
     async def consume_queue(
         self, address: str, topic: str, queue_id: int, index: int, count: int = 10, group: str | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gantrymq import __version__
 from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.checks import check_brokers, check_name_servers
+from gantrymq.client.doctor.disk_checks import check_log_directories
 from gantrymq.client.doctor.finding import Finding, Severity, ok
 from gantrymq.client.doctor.group_checks import check_groups
 from gantrymq.client.doctor.job_checks import check_jobs
@@ -68,6 +69,7 @@ def judge(seen: Observation) -> list[Finding]:
     findings += [
         *servers,
         *check_jobs(seen),
+        *check_log_directories(seen),
         *check_auto_creation(seen),
     ]
     if seen.topic is not None:
