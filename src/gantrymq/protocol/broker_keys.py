@@ -81,5 +81,7 @@ READ_AT_START = frozenset(
         "timerPrecisionMs",
         "timerRollWindowSlot",
         "mappedFileSizeTimerLog",
+        "compactionMappedFileSize",
+        "compactionCqMappedFileSize",
     }
 )
