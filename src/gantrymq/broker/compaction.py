@@ -140,15 +140,17 @@ class Compaction(Feature):
     async def _compact(self) -> float:
         """Compacts all logs that have new messages. Returns the seconds to the next compaction."""
         problem: Exception | None = None
+        is_complete = True
         for compactor in self._compaction.compactors(now_ms()):
             try:
                 await self._run(compactor)
+                is_complete = is_complete and compactor.is_complete
             except (OSError, StoreError) as e:
                 compactor.give_up()
                 problem = problem or e
         if problem is not None:
             raise problem
-        return self._interval_s
+        return self._interval_s if is_complete else 0.0
 
     async def _run(self, compactor: Compactor) -> None:
         loop = asyncio.get_running_loop()

@@ -56,11 +56,6 @@ UNSUPPORTED_FEATURES = (
         commands=("dumpCompactionLog",),
     ),
     UnsupportedFeature(
-        "brokers without compaction topics",
-        "create no topic with cleanup.policy=COMPACTION",
-        settings={"enableCompaction": "false"},
-    ),
-    UnsupportedFeature(
         "lite topics",
         "use topics, or one topic with tags or a sharding key",
         requests=tuple(range(200070, 200080)),

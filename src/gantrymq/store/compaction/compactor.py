@@ -35,12 +35,14 @@ class Compactor:
     Attributes:
         position: The queue offset of the last message of this compaction, after `steps` has ended.
         removed: Number of removed messages.
+        is_complete: False if the memory was too small for the keys of all new messages. The next compaction continues.
     """
 
     def __init__(self, log: CompactionLog, position: int, *, max_bytes: int, tombstones_from_ms: int) -> None:
         """Creates a compaction with at most `max_bytes` of memory. Keeps tombstones stored since a time."""
         self.position = position
         self.removed = 0
+        self.is_complete = True
         self._log = log
         self._version = log.version
         self._old = log.closed_segments
@@ -90,9 +92,11 @@ class Compactor:
                 if unit.queue_offset > self._begin:
                     digest, _ = _digest_and_body(data)
                     if digest not in self._last and len(self._last) >= self._max_keys:
+                        self.is_complete = False
                         return
                     self._last[digest] = self.position = unit.queue_offset
                 yield
+        self.position = max(self.position, self._old[-1].last)
 
     def _is_kept(self, unit: SparseUnit, data: memoryview) -> bool:
         digest, has_body = _digest_and_body(data)
