@@ -7,15 +7,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gantrymq import ClientClosed, ClientError, IllegalMessage, KeyValue, KeyValueEntry, Message, Producer, Tombstone
-from gantrymq.client.admin.client import AdminClient
-from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq import (
+    AdminClient,
+    ClientClosed,
+    ClientError,
+    IllegalMessage,
+    KeyValue,
+    KeyValueEntry,
+    Message,
+    Producer,
+    Tombstone,
+)
 
 
 @pytest.fixture
 async def topic(name_server: str, unique: str) -> str:
     async with AdminClient(name_server) as admin:
-        await admin.create_topic(TopicConfig(unique, 4, 4, 6, attributes={"+cleanup.policy": "COMPACTION"}))
+        assert await admin.ensure_topic(unique, queues=4, attributes={"cleanup.policy": "COMPACTION"})
     return unique
 
 

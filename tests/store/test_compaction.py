@@ -376,5 +376,3 @@ def test_other_file_sizes_than_before(open_compacted: OpenStore, tmp_path: Path)
     config = small_config(tmp_path, compaction_mapped_file_size=10_000)
     with pytest.raises(StoreError, match="compactionMappedFileSize"):
         MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"]).open()
-
-

@@ -47,7 +47,9 @@ class KeyValueOptions(TransportOptions):
     """Options of `KeyValue`."""
 
     name_servers: str = field(
-        metadata={"doc": "NameServers: HOST:PORT, several of them separated by `;`, or the URL of a page with the list."}
+        metadata={
+            "doc": "NameServers: HOST:PORT, several of them separated by `;`, or the URL of a page with the list."
+        }
     )
     topic: str = field(metadata={"doc": "A topic with `cleanup.policy=COMPACTION`."})
     _: KW_ONLY
