@@ -16,7 +16,6 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.store import cleaner
 from gantrymq.store.compaction.compaction_store import file_sizes
 from gantrymq.store.config import StoreConfig
-from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
+from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.replication import Replication
 from gantrymq.errors import GantryError, StoreError
 from gantrymq.logs import peer_log
@@ -65,6 +66,8 @@ class Compaction(Feature):
         await self._copying.stop()
         # Java's broker only reads the messages again that are newer than the checkpoint.
         try:
+            # Only messages that are flushed are copied.
+            await log_flushed(self._store)
             self._compaction.copy(_STOP_S, is_slave=self._context.is_slave)
             await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
         except (OSError, StoreError) as e:
@@ -162,7 +165,8 @@ class Compaction(Feature):
                 if not compactor.is_valid:
                     break
                 deadline = monotonic() + _SLICE_S
-        await loop.run_in_executor(None, compactor.sync)
+        if compactor.is_valid:
+            await loop.run_in_executor(None, compactor.sync)
         if not compactor.is_valid:
             compactor.give_up()
             return

@@ -48,7 +48,7 @@ class CompactionLog:
         self.version = 0
         self.is_deleted = False
         self._segments: list[Segment] = []
-        #: Closed segments that may not be on disk.
+        #: The segment before the last one. Each `flush` flushes it again, in case that it has not done so completely.
         self._unflushed: list[Segment] = []
 
     def __repr__(self) -> str:
@@ -95,6 +95,7 @@ class CompactionLog:
             self._segments.pop().delete()
         if self._segments and self._segments[-1].last >= queue_offset:
             self._segments[-1].cut(queue_offset)
+        self._unflushed = [segment for segment in self._unflushed if segment in self._segments[:-1]]
         self.end = min(self.end, queue_offset)
         self.flushed_end = min(self.flushed_end, queue_offset)
 
@@ -129,7 +130,6 @@ class CompactionLog:
         if self._segments:
             last = self._segments[-1]
             last.finish()
-            # Usually there is none: `flush` is called often enough.
             for segment in self._unflushed:
                 segment.sync()
             self._unflushed = [last]
@@ -153,7 +153,6 @@ class CompactionLog:
         if segments and not self.is_deleted:
             sync_directory(self.log_directory)
             sync_directory(self.unit_directory)
-        self._unflushed = [segment for segment in self._unflushed if segment not in segments]
         self.flushed_end = min(end, self.end)
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -192,8 +191,15 @@ class CompactionLog:
                 return
             number = segment.number_of(result.next_begin_offset)
             units = segment.units(number, min(most, looked_at, segment.count - number))
+            wanted, size = [], 0
+            for position, unit in enumerate(units):
+                if tags_codes is None or unit.tags_code in tags_codes:
+                    if wanted and size + unit.size > most_bytes:
+                        units = units[:position]
+                        break
+                    wanted.append(unit)
+                    size += unit.size
             looked_at -= len(units)
-            wanted = [unit for unit in units if tags_codes is None or unit.tags_code in tags_codes]
             records = dict(zip(wanted, segment.read(wanted), strict=True))
             for unit in units:
                 if unit.queue_offset >= stops_at:
@@ -237,6 +243,7 @@ class CompactionLog:
         for segment in moved:
             segment.load()
         self._segments[: len(old)] = moved
+        self._unflushed = [segment for segment in self._unflushed if segment not in old]
 
     def _finish_replacement(self) -> None:
         """Moves the files of a complete compaction to their places, and deletes those of an incomplete one."""

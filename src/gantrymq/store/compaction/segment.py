@@ -170,8 +170,6 @@ class Segment:
             while following < len(units) and units[following].physical_offset == end:
                 end += units[following].size
                 following += 1
-            if following == at:
-                following, end = at + 1, begin + units[at].size
             data = memoryview(_read(self.log_path, begin - self.base, end - begin))
             for unit in units[at:following]:
                 start = unit.physical_offset - begin
