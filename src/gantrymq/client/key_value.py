@@ -8,7 +8,7 @@ depends on its hash as in Java's `SelectMessageQueueByHash`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
@@ -46,9 +46,10 @@ class KeyValueEntry(NamedTuple):
 class KeyValueOptions(TransportOptions):
     """Options of `KeyValue`."""
 
-    name_servers: str = field(
+    name_servers: Sequence[str] | str = field(
         metadata={
-            "doc": "NameServers: HOST:PORT, several of them separated by `;`, or the URL of a page with the list."
+            "doc": "NameServers: a list of HOST:PORT, one string with `;` between them, or the URL of a page that "
+            "lists them."
         }
     )
     topic: str = field(metadata={"doc": "A topic with `cleanup.policy=COMPACTION`."})
