@@ -14,7 +14,7 @@ from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.replication import Replication
-from gantrymq.errors import GantryError, StoreError
+from gantrymq.errors import StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -22,6 +22,7 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessage
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.record import Record, decode_records
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 from gantrymq.protocol.topic_name import SYSTEM_GROUP_PREFIX
 from gantrymq.store.compaction.compaction_store import MissingMessages
@@ -84,13 +85,12 @@ class Compaction(Feature):
         if not self._topics.compacted:
             return _COPY_S
         is_slave = self._context.is_slave
+        if not self._compaction.copy(_SLICE_S, is_slave=is_slave):
+            return _SLICE_S
+        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
         if is_slave and (master := self._following.address) is not None:
             for missing in self._compaction.missing():
                 await self._copy_from(master, missing)
-        is_complete = self._compaction.copy(_SLICE_S, is_slave=is_slave)
-        if not is_complete:
-            return _SLICE_S
-        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
         return _COPY_S
 
     async def _copy_from(self, master: str, missing: MissingMessages) -> None:
@@ -119,7 +119,7 @@ class Compaction(Feature):
                 ResponseCode.PULL_OFFSET_MOVED,
                 ResponseCode.PULL_NOT_FOUND,
             ):
-                raise GantryError(f"{master} does not return the messages of {queue!r}: {response.remark}")
+                raise broker_error(response, master)
             following = response.read_header(PullMessageResponseHeader).next_begin_offset
             records = [
                 CopiedRecord(
