@@ -382,7 +382,7 @@ class MessageStore:
         compacted = queue.compacted
         if compacted is not None and 0 <= offset < compacted.end:
             compacted.read(result, self.config, max_messages, max_bytes, tags_codes, matches, bulk=bulk, end=end)
-            if result.message_count or result.next_begin_offset < compacted.end:
+            if result.message_count or result.next_begin_offset < compacted.end or compacted.end == max_offset:
                 return result
             # The following messages were not copied yet. On a slave, its log may begin after them.
             offset = result.next_begin_offset = max(compacted.end, queue.log_min_offset)
