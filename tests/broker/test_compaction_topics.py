@@ -53,6 +53,9 @@ async def pulled(peer: Peer, offset: int = 0) -> dict[int, bytes]:
         if response.code == ResponseCode.SUCCESS:
             found |= {message.queue_offset: message.body for message in decode_messages(response.body)}
         following = response.read_header(PullMessageResponseHeader).next_begin_offset
+        if following == offset and response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            # A slave does not have the end of the queue.
+            return found
         assert following > offset
         offset = following
 

@@ -176,8 +176,8 @@ def test_a_tombstone_stays_for_a_while(tmp_path: Path, open_compacted: OpenStore
 
 def test_more_keys_than_the_memory_has(open_compacted: OpenStore) -> None:
     store = open_compacted(max_offset_map_size=4096)
-    for i in range(400):
-        put_key(store, f"key-{i % 50}", b"%d" % i)
+    for i in range(120):
+        put_key(store, f"key-{i % 30}", b"%d" % i)
     copy(store)
     rounds = 0
     while list(store.compaction.compactors(NOW_MS)):
@@ -185,9 +185,9 @@ def test_more_keys_than_the_memory_has(open_compacted: OpenStore) -> None:
         rounds += 1
     assert rounds > 1
     found = content(store)
-    assert {i: b"%d" % i for i in range(350, 400)}.items() <= found.items()
+    assert {i: b"%d" % i for i in range(90, 120)}.items() <= found.items()
     closed = [offset for offset in found if offset < store.queue("state", 0).compacted.closed_segments[-1].last]
-    assert len({offset % 50 for offset in closed}) == len(closed)
+    assert len({offset % 30 for offset in closed}) == len(closed)
 
 
 def test_the_commit_log_is_deleted_and_the_last_messages_stay(tmp_path: Path, open_compacted: OpenStore) -> None:
@@ -346,8 +346,8 @@ def test_the_files_are_those_of_java(tmp_path: Path, open_compacted: OpenStore) 
     store.close()
     logs = sorted((tmp_path / "compaction" / "compactionLog" / "state" / "0").iterdir())
     units = sorted((tmp_path / "compaction" / "compactionCq" / "state" / "0").iterdir())
-    assert [path.name for path in logs] == [path.name for path in units] == ["0" * 20, f"{4600:020d}"]
-    assert {path.stat().st_size for path in logs} == {4600}
+    assert [path.name for path in logs] == [path.name for path in units] == ["0" * 20, f"{5520:020d}"]
+    assert {path.stat().st_size for path in logs} == {5520}
     assert {path.stat().st_size for path in units} == {920}
     position = 0
     for number in range(19):
@@ -358,7 +358,7 @@ def test_the_files_are_those_of_java(tmp_path: Path, open_compacted: OpenStore) 
         position += unit[1]
     # The last unit and a blank mark the end (`CompactionAppendMessageCallback`).
     assert JAVA_UNIT.unpack_from(units[0].read_bytes(), 19 * 46) == (-1, 0, 0, 0, 0, 0, -1, 0)
-    assert Struct(">II").unpack_from(logs[0].read_bytes(), position) == (4600 - position, 0xCBD43194)
+    assert Struct(">II").unpack_from(logs[0].read_bytes(), position) == (5520 - position, 0xCBD43194)
 
 
 def test_java_sizes_of_files() -> None:

@@ -271,6 +271,10 @@ class CompactionLog:
         except OSError as e:
             raise store_error(e, f"can't replace the compacted files of {self.log_directory}") from e
 
+    def mark_deleted(self) -> None:
+        """Makes a running compaction or flush end. The caller deletes the files."""
+        self.is_deleted = True
+
     def delete_compacting(self) -> None:
         """Deletes the files of a compaction that was given up."""
         for directory in (self.log_directory, self.unit_directory):

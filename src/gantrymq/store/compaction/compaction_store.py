@@ -278,7 +278,7 @@ class CompactionStore:
             self._positions.pop(_name(queue), None)
             log = self._logs.pop(queue, None)
             if log is not None:
-                log.is_deleted = True
+                log.mark_deleted()
                 self._trash.add_directory(log.log_directory, ())
                 self._trash.add_directory(log.unit_directory, ())
 

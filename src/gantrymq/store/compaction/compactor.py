@@ -119,6 +119,7 @@ class Compactor:
         """Flushes the new segments to disk. May run in a thread. Raises OSError or SyncFailed."""
         for segment in self._new:
             segment.sync()
+        for segment in self._new[-1:]:
             sync_directory(segment.log_path.parent)
             sync_directory(segment.unit_path.parent)
 
