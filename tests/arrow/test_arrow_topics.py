@@ -251,7 +251,8 @@ def test_a_compaction_topic(tmp_path: Path) -> None:
     }
     with EmbeddedCluster(directory=tmp_path, **options) as cluster:
         asyncio.run(ensure(cluster.name_server))
-        rows = pa.table({"body": [str(n) for n in range(200)], "keys": [f"key-{n % 5}" for n in range(200)]})
+        keys = ["lonely" if n == 3 else f"key-{n % 5}" for n in range(200)]
+        rows = pa.table({"body": [str(n) for n in range(200)], "keys": keys})
         write_topic(cluster.name_server, "state", rows)
         more = {"options": {**QUICK, "compacted": "true"}}
         wait_until(lambda: len(bodies(cluster, "state", **more)) < 100)

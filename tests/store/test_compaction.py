@@ -9,7 +9,7 @@ from pathlib import Path
 from struct import Struct
 
 import pytest
-from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, log_files, put, read_all, small_config
+from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
 
 from gantrymq.errors import StoreError
 from gantrymq.protocol.properties import encode_properties
@@ -59,7 +59,7 @@ def put_key(store: MessageStore, key: str, body: bytes, *, queue_id: int = 0, ta
 
 def copy(store: MessageStore) -> None:
     """Copies all messages, and flushes them."""
-    store._log.flush()
+    flushed(store)
     assert store.compaction.copy(60.0)
     store.compaction.flush()
 
@@ -196,7 +196,7 @@ def test_the_commit_log_is_deleted_and_the_last_messages_stay(tmp_path: Path, op
     other = store.queue("other", 0)
     while len(log_files(tmp_path)) < 4:
         put(store, other, bytes(1000))
-    store._log.flush()
+    flushed(store)
     store.delete_expired_soon()
     store.clean(NOW_MS)
     # The message is not copied yet.
@@ -232,7 +232,7 @@ def test_reopening_and_crashes_lose_nothing(tmp_path: Path, open_compacted: Open
         elif action < 0.04:
             compact(store)
         elif action < 0.05:
-            store._log.flush()
+            flushed(store)
             store.delete_expired_soon()
             store.clean(NOW_MS)
         elif action < 0.06:
