@@ -18,6 +18,7 @@ from gantrymq.store.compaction.compaction_store import file_sizes
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
 
 #: A unit of Java's BatchConsumeQueue.
 JAVA_UNIT = Struct(">qiqqqhii")
@@ -260,7 +261,6 @@ def test_a_crash_while_files_are_replaced(
         put_key(store, f"key-{i % 7}", b"%d" % i)
     copy(store)
     before = content(store)
-    from gantrymq.system import files
 
     class Crash(Exception):
         pass
@@ -296,6 +296,34 @@ def test_a_crash_while_files_are_replaced(
     # The copying does not add a message again.
     assert content(store).keys() <= before.keys()
     assert put_key(store, "new", b"x") == 200
+
+
+def test_an_error_while_files_are_replaced(open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, f"key-{i % 7}", b"%d" % i)
+    copy(store)
+    calls = 0
+    rename = files.rename
+
+    def failing(old: Path, new: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise OSError("planted")
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(store)
+    with pytest.raises(StoreError, match="interrupted"):
+        content(store)
+    put_key(store, "new", b"x")
+    copy(store)
+    compact(store)
+    found = content(store)
+    assert {**{i: b"%d" % i for i in range(193, 200)}, 200: b"x"}.items() <= found.items()
 
 
 def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) -> None:

@@ -28,6 +28,8 @@ _REPLACED = "replaced"
 #: Maximum time to evaluate a filter for one result, in seconds.
 _MATCHING_S = 0.003
 _LEAST_PULL_BYTES = 100
+#: Maximum number of messages of one result. It takes about 2 ms.
+_MOST_MESSAGES = 1000
 
 
 class CompactionLog:
@@ -50,6 +52,8 @@ class CompactionLog:
         self._segments: list[Segment] = []
         #: The segment before the last one. Each `flush` flushes it again, in case that it has not done so completely.
         self._unflushed: list[Segment] = []
+        #: Whether an error has interrupted `replace`, so that files are those of neither the old nor the new segments.
+        self._is_replacing = False
 
     def __repr__(self) -> str:
         return f"<CompactionLog {self.log_directory} {self.min_offset}..{self.end}>"
@@ -73,6 +77,12 @@ class CompactionLog:
     def load(self) -> None:
         """Finds the files, after completing a replacement that a crash has interrupted. Raises StoreError."""
         self._finish_replacement()
+        self._load_segments()
+        if self._segments:
+            self.end = self.flushed_end = self._segments[-1].last + 1
+
+    def _load_segments(self) -> None:
+        segments: list[Segment] = []
         records, units = list_files(self.log_directory), list_files(self.unit_directory)
         for base in records.keys() ^ units.keys():
             # A crash came between the creation of both files. They have no records then.
@@ -81,12 +91,11 @@ class CompactionLog:
         for base in sorted(records.keys() & units.keys()):
             segment = Segment(self.log_directory, self.unit_directory, base, self.sizes)
             segment.load()
-            if segment.count and (not self._segments or segment.first > self._segments[-1].last):
-                self._segments.append(segment)
+            if segment.count and (not segments or segment.first > segments[-1].last):
+                segments.append(segment)
             else:
                 segment.delete()
-        if self._segments:
-            self.end = self.flushed_end = self._segments[-1].last + 1
+        self._segments = segments
 
     def cut(self, queue_offset: int) -> None:
         """Deletes the records from a queue offset on. Raises StoreError."""
@@ -171,14 +180,17 @@ class CompactionLog:
     ) -> None:
         """Adds records from `result.next_begin_offset` on to `result`. The arguments are those of `MessageStore.get`.
 
-        If no record is left, `next_begin_offset` becomes `end` of this log (`CompactionLog.getMessage`).
+        If no record is left, `next_begin_offset` becomes `end` of this log (`CompactionLog.getMessage`). Raises
+        StoreError.
         """
+        if self._is_replacing:
+            raise StoreError(f"an error has interrupted the compaction of {self.log_directory}: it is tried again")
         if bulk:
             most, most_bytes = config.max_bulk_transfer_count, config.max_bulk_transfer_bytes
         else:
             most = config.max_transfer_count_on_message_in_memory
             most_bytes = config.max_transfer_bytes_on_message_in_memory
-        most = max(min(max_messages, most), 1)
+        most = max(min(max_messages, most, _MOST_MESSAGES), 1)
         most_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), most_bytes)
         looked_at = max(config.max_filter_message_size // UNIT_SIZE, most)
         begin = result.next_begin_offset
@@ -200,14 +212,15 @@ class CompactionLog:
                     wanted.append(unit)
                     size += unit.size
             looked_at -= len(units)
-            records = dict(zip(wanted, segment.read(wanted), strict=True))
+            records = iter(segment.read(wanted))
             for unit in units:
                 if unit.queue_offset >= stops_at:
                     result.next_begin_offset = max(result.next_begin_offset, stops_at)
                     return
                 if matches is not None and result.next_begin_offset > begin and monotonic() >= matching_ends:
                     return
-                record = records.get(unit)
+                is_wanted = tags_codes is None or unit.tags_code in tags_codes
+                record = next(records) if is_wanted else None
                 if record is not None and (matches is None or matches(record)):
                     if result.message_count and result.size + unit.size > most_bytes:
                         return
@@ -239,11 +252,17 @@ class CompactionLog:
         text = ";".join(",".join(str(segment.base) for segment in segments) for segments in (old, moved))
         files.rename(files.write_beside(compacting / _REPLACED, text.encode()), compacting / _REPLACED)
         sync_directory(compacting)
-        self._finish_replacement()
-        for segment in moved:
-            segment.load()
-        self._segments[: len(old)] = moved
-        self._unflushed = [segment for segment in self._unflushed if segment not in old]
+        self._is_replacing = True
+        self.finish_replacing()
+
+    def finish_replacing(self) -> None:
+        """Completes a replacement that an error has interrupted. Raises StoreError."""
+        if self._is_replacing:
+            self._finish_replacement()
+            self._load_segments()
+            self._unflushed = self._segments[-2:-1]
+            self._is_replacing = False
+            self.delete_compacting()
 
     def _finish_replacement(self) -> None:
         """Moves the files of a complete compaction to their places, and deletes those of an incomplete one."""
@@ -276,6 +295,8 @@ class CompactionLog:
         self.is_deleted = True
 
     def delete_compacting(self) -> None:
-        """Deletes the files of a compaction that was given up."""
+        """Deletes the files of a compaction that was given up, unless they are replacing others."""
+        if self._is_replacing:
+            return
         for directory in (self.log_directory, self.unit_directory):
             files.remove_tree(directory / COMPACTING)

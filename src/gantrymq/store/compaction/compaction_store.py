@@ -244,9 +244,10 @@ class CompactionStore:
     # -- compacting ---------------------------------------------------------------------------------------------
 
     def compactors(self, now_ms: int) -> Iterator[Compactor]:
-        """Yields a compaction for each log that has closed segments with new messages."""
+        """Yields a compaction for each log that has closed segments with new messages. Raises StoreError."""
         config = self._config
         for queue, log in list(self._logs.items()):
+            log.finish_replacing()
             compactor = Compactor(
                 log,
                 self._positions.get(_name(queue), -1),
