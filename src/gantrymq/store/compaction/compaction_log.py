@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import BLANK_SIZE
-from gantrymq.store.compaction.segment import SPARSE_UNIT_SIZE, CopiedRecord, FileSizes, Segment
+from gantrymq.store.compaction.segment import SPARSE_UNIT_SIZE, CopiedRecord, FileSizes, Segment, SparseUnit
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.mapped_file import list_files, store_error, sync_directory
@@ -203,7 +203,8 @@ class CompactionLog:
                 return
             number = segment.number_of(result.next_begin_offset)
             units = segment.units(number, min(most, looked_at, segment.count - number))
-            wanted, size = [], 0
+            wanted: list[SparseUnit] = []
+            size = 0
             for position, unit in enumerate(units):
                 if tags_codes is None or unit.tags_code in tags_codes:
                     if wanted and size + unit.size > most_bytes:

@@ -163,7 +163,8 @@ class CompactionStore:
         if not units:
             log.append([], min(queue.next_file_offset(offset), end))
             return True
-        records, begin = [], offset
+        records: list[CopiedRecord] = []
+        begin = offset
         flushed, size = self._commit_log.flushed, 0
         for physical_offset, record_size, tags_code in UNIT.iter_unpack(units):
             if record_size != FILLER_SIZE:
