@@ -22,14 +22,14 @@ async def use(name_server: str, topic: str, turn: int, expected: dict[str, bytes
         async with AdminClient(name_server) as admin:
             await admin.ensure_topic(topic, queues=1, attributes={"cleanup.policy": "COMPACTION"})
     async with KeyValue(name_server, topic) as table:
-        assert {key: entry.value for key, entry in (await table.entries()).items()} == expected
+        assert {key: entry.value for key, entry in (await table.entries(timeout=20)).items()} == expected
         expected[f"only-{turn}"] = b"%d" % turn
-        await table.put(f"only-{turn}", b"%d" % turn)
+        await table.put(f"only-{turn}", b"%d" % turn, timeout=20)
         for n in range(COUNT):
             key = f"key-{n % 7}"
             expected[key] = b"%d-%d" % (turn, n)
-            await table.put(key, expected[key])
-        assert {key: entry.value for key, entry in (await table.entries()).items()} == expected
+            await table.put(key, expected[key], timeout=20)
+        assert {key: entry.value for key, entry in (await table.entries(timeout=20)).items()} == expected
 
 
 async def messages(name_server: str, topic: str) -> list[int]:

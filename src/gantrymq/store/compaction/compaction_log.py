@@ -157,7 +157,7 @@ class CompactionLog:
                 segment.sync()
             except FileNotFoundError:
                 # A compaction has replaced it, or the topic was deleted.
-                if segment in self._segments and not self.is_deleted:
+                if segment in self._segments and not self.is_deleted and not self._is_replacing:
                     raise
         if segments and not self.is_deleted:
             sync_directory(self.log_directory)
