@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         allocate_machine_room_nearby,
     )
     from gantrymq.client.credentials import Credentials
+    from gantrymq.client.key_value import KeyValue, KeyValueEntry
     from gantrymq.client.middleware import ConsumeContext, Middleware, ReceiveContext, SendContext
     from gantrymq.client.popping.popped_queues import PopOptions
     from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
         CONSUME_FROM_LAST_OFFSET,
     )
     from gantrymq.protocol.compression import CompressionType
-    from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+    from gantrymq.protocol.message import Message, MessageExt, MessageQueue, Tombstone
     from gantrymq.service import run
     from gantrymq.sync import (
         SyncLitePullConsumer,
@@ -105,6 +106,8 @@ _MODULES = {
     "GantryError": "gantrymq.errors",
     "HeaderError": "gantrymq.errors",
     "IllegalMessage": "gantrymq.errors",
+    "KeyValue": "gantrymq.client.key_value",
+    "KeyValueEntry": "gantrymq.client.key_value",
     "LitePullConsumer": "gantrymq.client.consuming.lite_pull_consumer",
     "LocalTransactionState": "gantrymq.client.producing.transaction_producer",
     "Message": "gantrymq.protocol.message",
@@ -142,6 +145,7 @@ _MODULES = {
     "SyncSimpleConsumer": "gantrymq.sync",
     "SyncTransactionProducer": "gantrymq.sync",
     "ThreadDied": "gantrymq.errors",
+    "Tombstone": "gantrymq.protocol.message",
     "TransactionListener": "gantrymq.client.producing.transaction_producer",
     "TransactionProducer": "gantrymq.client.producing.transaction_producer",
     "TransactionSendResult": "gantrymq.client.producing.transaction_producer",
@@ -180,6 +184,8 @@ __all__ = [
     "GantryError",
     "HeaderError",
     "IllegalMessage",
+    "KeyValue",
+    "KeyValueEntry",
     "LitePullConsumer",
     "LocalTransactionState",
     "Message",
@@ -217,6 +223,7 @@ __all__ = [
     "SyncSimpleConsumer",
     "SyncTransactionProducer",
     "ThreadDied",
+    "Tombstone",
     "TransactionListener",
     "TransactionProducer",
     "TransactionSendResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from wait_until import wait_until
 
+from gantrymq import AdminClient
 from gantrymq.arrow import read_topic, scan_store, write_topic
 from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.client.broker_api import BrokerApi
@@ -232,3 +235,27 @@ def test_the_functions_are_imported_on_first_use() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "[]"
+
+
+def test_a_compaction_topic(tmp_path: Path) -> None:
+    """A compaction leaves gaps between the offsets. With `compacted`, they are no data loss."""
+
+    async def ensure(name_server: str) -> None:
+        async with AdminClient(name_server) as admin:
+            await admin.ensure_topic("state", queues=1, attributes={"cleanup.policy": "COMPACTION"})
+
+    options = {
+        "compaction_mapped_file_size": 4600,
+        "compaction_cq_mapped_file_size": 20 * 46,
+        "compaction_schedule_internal": 200,
+    }
+    with EmbeddedCluster(directory=tmp_path, **options) as cluster:
+        asyncio.run(ensure(cluster.name_server))
+        keys = ["lonely" if n == 3 else f"key-{n % 5}" for n in range(200)]
+        rows = pa.table({"body": [str(n) for n in range(200)], "keys": keys})
+        write_topic(cluster.name_server, "state", rows)
+        more = {"options": {**QUICK, "compacted": "true"}}
+        wait_until(lambda: len(bodies(cluster, "state", **more)) < 100)
+        assert bodies(cluster, "state", **more)[-5:] == [195, 196, 197, 198, 199]
+        with pytest.raises(DataLost):
+            bodies(cluster, "state", options=QUICK)

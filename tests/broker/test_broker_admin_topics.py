@@ -87,7 +87,7 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("+message.type=FIFO,-message.type", "given twice"),
         ("-message.type", "it is not set"),
         ("+queue.type=BatchCQ", "batch consume queues are not supported"),
-        ("+cleanup.policy=COMPACTION", "compaction topics are not supported"),
+        ("+cleanup.policy=COMPACT", "must be DELETE or COMPACTION"),
         ("+message.type=LITE", "lite topics are not supported"),
         ("+lite.topic.expiration=5", "lite topics are not supported"),
     ],

@@ -74,6 +74,7 @@ def send_json(name_server: str) -> None:
             order = b'{"id": 1, "at": "2026-01-31T12:00:00Z", "items": [{"name": "tea", "count": 2}]}'
             await producer.send(Message("json-orders", order))
             await producer.send(Message("json-orders", b"tea"))
+            await producer.send(Message("settings", b"eu", keys="region"))
 
     asyncio.run(send())
 
@@ -86,7 +87,7 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
         for page, text in TEXTS.items()
         for language, code in re.findall(r"^```(python|sh)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     ]
-    assert len(snippets) == 11
+    assert len(snippets) == 12
     with EmbeddedCluster(directory=tmp_path) as cluster:
         send_numbers(cluster, "orders", range(200))
         send_json(cluster.name_server)

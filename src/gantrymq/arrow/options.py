@@ -68,6 +68,7 @@ READ_OPTIONS = (
     "readFrom",
     "failOnDataLoss",
     "expectedBrokers",
+    "compacted",
     "deduplicate",
     "includeProperties",
     "propertyColumns",
@@ -89,7 +90,7 @@ WRITE_OPTIONS = (
     *WRITE_SETTINGS,
     *SECURITY,
 )
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "compacted")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
@@ -160,6 +161,8 @@ class ReadOptions:
         expectedBrokers: Brokers that have every topic, separated by commas, or in JSON for each topic:
             `{"orders": ["broker-a", "broker-b"]}`. If one of them is down, the read retries and then fails. With
             `failOnDataLoss=false`, it logs a warning.
+        compacted: If true, the topics are compaction topics: the read does not fail because messages lack that a
+            compaction has removed. Batch only. Default: false.
         deduplicate: If true, the read drops duplicates that a repeated task or request of a Spark write has stored.
             It does so within a batch read or a micro-batch, which a single task then reads. To drop duplicates across
             micro-batches, use dropDuplicatesWithinWatermark on properties['GANTRY_ID']. Default: false.
@@ -211,6 +214,7 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     #: {topic: its brokers}. The brokers of the key "" apply to all topics.
     expected_brokers: dict[str, frozenset[str]] = field(default_factory=dict)
+    compacted: bool = False
     deduplicate: bool = False
     include_properties: bool = False
     property_columns: tuple[str, ...] = ()
@@ -274,6 +278,7 @@ class ReadOptions:
             from_slaves=values.choice("readFrom", ("master", "slave"), "master") == "slave",
             fail_on_data_loss=values.flag("failOnDataLoss", True),
             expected_brokers=expected_brokers(values.get("expectedBrokers")),
+            compacted=values.flag("compacted", False),
             deduplicate=values.flag("deduplicate", False),
             include_properties=values.flag("includeProperties", False),
             property_columns=values.property_columns(),
@@ -288,6 +293,11 @@ class ReadOptions:
     def is_filtered(self) -> bool:
         """Whether brokers filter messages."""
         return self.tags is not None or self.sql92 is not None
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether messages can be missing between those that brokers return."""
+        return self.is_filtered or self.compacted
 
     @property
     def filter_expression(self) -> tuple[str, str]:

@@ -166,7 +166,7 @@ async def resolve(
             continue
         number = boundary.number_of(queue)
         offset = {EARLIEST_NUMBER: first, LATEST_NUMBER: last}.get(number, number)
-        if not first <= offset <= last:
+        if not (first <= offset or options.compacted) or offset > last:
             report_data_loss(
                 options, f"offset {offset} of {name_of(queue)} was requested, but the broker has {first} to {last}"
             )

@@ -176,11 +176,12 @@ def _end_of(result: PullResult, part: OffsetRange, options: ReadOptions, timer: 
         if following <= start:
             raise ClientError(f"{part}: the broker sends on from {start} to {following}")
     elif result.status is PullStatus.NO_MATCHED_MESSAGE and following > start:
-        # Messages that a filter excludes are not lost.
-        if not options.is_filtered or result.min_offset > start or result.is_removed:
+        # Messages that a filter excludes, or that a compaction has removed, are not lost.
+        if not options.compacted and (not options.is_filtered or result.min_offset > start or result.is_removed):
             report_data_loss(options, f"{part}: the broker has no messages from {start} to {following}")
     elif result.min_offset > start:
-        report_data_loss(options, f"{part}: the first offset that is left is {result.min_offset}, not {start}")
+        if not options.compacted:
+            report_data_loss(options, f"{part}: the first offset that is left is {result.min_offset}, not {start}")
         following = result.min_offset
     elif timer.is_over(time.monotonic()):
         report_data_loss(

@@ -35,7 +35,7 @@ _COMMON = (
     *READ_SETTINGS,
     *SECURITY,
 )
-BATCH_OPTIONS = (*_COMMON, "deduplicate")
+BATCH_OPTIONS = (*_COMMON, "compacted", "deduplicate")
 STREAM_OPTIONS = _COMMON
 
 

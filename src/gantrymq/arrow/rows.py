@@ -62,7 +62,7 @@ class RowDecoder:
             and offsets[0] == pulled.start
             and bool((np.diff(offsets) == 1).all())
         )
-        if not is_complete and not options.is_filtered:
+        if not is_complete and not options.has_gaps:
             report_data_loss(options, f"{OffsetRange(*pulled[:3])}: the broker sent {len(records)} messages")
         keep: pa.Array | None = None
         if not is_complete:

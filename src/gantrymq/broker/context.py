@@ -60,6 +60,7 @@ class BrokerContext:
             waits=False,
             # The topics need the store for their files, so the store gets them later.
             topic_limits=lambda topic: self.topics.retention_limits(topic),
+            compaction_topics=lambda: self.topics.compacted,
         )
         self.remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self.long_requests = LongRequests(jobs)

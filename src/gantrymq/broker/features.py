@@ -25,6 +25,7 @@ from gantrymq.broker.append import (
     ReceivedMessages,
     RequestWaits,
 )
+from gantrymq.broker.compaction import Compaction
 from gantrymq.broker.consumers import Assignments, Heartbeats, LockRequests, QueueOffsets, SlowConsumers
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.controller import ControllerRequests, ReplicasManager
@@ -134,6 +135,7 @@ class Features:
             runtime,
             IndexBuilder(store, jobs),
             StoreAdmin(context),
+            Compaction(context, replication=replication),
             # The features below write to the log when they stop. Replication stops after them, so that slaves receive
             # these records.
             *([self.replicas_manager] if self.replicas_manager is not None else []),

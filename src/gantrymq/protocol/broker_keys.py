@@ -84,5 +84,7 @@ READ_AT_START = frozenset(
         "timerPrecisionMs",
         "timerRollWindowSlot",
         "mappedFileSizeTimerLog",
+        "compactionMappedFileSize",
+        "compactionCqMappedFileSize",
     }
 )

@@ -119,6 +119,20 @@ class Message:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
 
 
+class Tombstone(Message):
+    """A message without a body, which deletes a key from a compaction topic.
+
+    Args:
+        topic: A topic with `cleanup.policy=COMPACTION`.
+        key: The key to delete.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, topic: str, key: str) -> None:
+        super().__init__(topic, b"", keys=key)
+
+
 def _joined(keys: Iterable[str]) -> str:
     if not isinstance(keys, Iterable):
         raise IllegalMessage(f"keys={keys!r}: a string is wanted, or several")

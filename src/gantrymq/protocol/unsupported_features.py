@@ -51,9 +51,8 @@ UNSUPPORTED_FEATURES = (
         attributes=("queue.type=BatchCQ",),
     ),
     UnsupportedFeature(
-        "compaction topics",
-        "use the default, cleanup.policy=DELETE",
-        attributes=("cleanup.policy=COMPACTION",),
+        "dumps of a file of a compaction topic",
+        "consume the topic from its first message",
         commands=("dumpCompactionLog",),
     ),
     UnsupportedFeature(

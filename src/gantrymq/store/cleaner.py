@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from gantrymq.errors import StoreError, StoreFull
@@ -34,8 +34,15 @@ class Cleaner:
     """
 
     def __init__(
-        self, config: StoreConfig, commit_log: CommitLog, queues: QueueTable, index: MessageIndex, trash: Trash
+        self,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        index: MessageIndex,
+        trash: Trash,
+        needed_from: Callable[[], int],
     ) -> None:
+        """Creates a cleaner. Log files from the physical offset `needed_from` on are never deleted."""
         self.retention = Retention(config)
         self.stale: deque[ConsumeQueue] = deque()
         self._config = config
@@ -43,6 +50,7 @@ class Cleaner:
         self._queues = queues
         self._index = index
         self._trash = trash
+        self._needed_from = needed_from
         self._is_paused = False
 
     def clean(self, now_ms: int) -> bool:
@@ -80,7 +88,7 @@ class Cleaner:
                 raise StoreError(self._trash.problem)
             # This also counts files that the flusher's thread deletes before this round ends.
             return True
-        path = self._log.forget_first(cleaning.before_ms)
+        path = self._log.forget_first(cleaning.before_ms, self._needed_from)
         if path is None:
             self.retention.is_asked = False
             return False
@@ -107,6 +115,8 @@ class Cleaner:
 
     def _has_expired(self, queue: ConsumeQueue) -> bool:
         if is_system_topic(queue.topic) or self._queues.find(queue.topic, queue.queue_id) is not queue:
+            return False
+        if queue.compacted is not None and not queue.compacted.is_empty:
             return False
         last = queue.peek(queue.max_offset - 1)
         return last is not None and last[0] < self._log.min_offset

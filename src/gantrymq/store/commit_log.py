@@ -10,6 +10,7 @@ writes large records and batches. It also provides the next file and its blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gantrymq.errors import RecordError, StoreError, SyncFailed
@@ -359,8 +360,10 @@ class CommitLog:
         timestamp = self.store_time(file.base + self.file_size)
         return timestamp if timestamp >= 0 else files.stat(file.path).st_mtime * 1000
 
-    def forget_first(self, before_ms: float) -> Path | None:
+    def forget_first(self, before_ms: float, needed_from: Callable[[], int]) -> Path | None:
         """Removes the first file from the log if it was complete before `before_ms` and is on disk.
+
+        A file with data at or after the physical offset `needed_from` stays.
 
         Returns the path, which the caller deletes; None if the file has to stay. Files must be deleted from the disk in
         order, so that a power failure leaves no gap. Slices of the file that a socket still uses stay valid. Raises
@@ -375,6 +378,8 @@ class CommitLog:
                 return None
         except OSError as e:
             raise StoreError(f"can't read the age of {file.path}: {e.strerror or e}") from e
+        if needed_from() < end:
+            return None
         return self._files.forget_first()
 
     # -- flushing -----------------------------------------------------------------------------------------------

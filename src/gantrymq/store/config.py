@@ -62,6 +62,12 @@ class StoreConfig:
       or 1000). It is stored again every `timer_roll_window_slot` slots of that length.
     - From `timer_congest_num_each_slot` messages in a slot on, a growing share of messages is rejected; from twice this
       number on, all are.
+
+    Compaction topics:
+    - A compaction log has files of about `compaction_mapped_file_size`, and files of units of
+      `compaction_cq_mapped_file_size`. Full files are compacted every `compaction_schedule_internal` ms. A compaction
+      uses `max_offset_map_size` of memory for keys.
+    - A message without a body stays for `compaction_tombstone_retention_ms`. Java has no such setting.
     """
 
     store_path_root_dir: Path
@@ -107,6 +113,11 @@ class StoreConfig:
     timer_congest_num_each_slot: int = bounded(MAX_INT, 1, MAX_INT)
     timer_flush_interval_ms: int = bounded(1000, 1, DAY_MS)
     mapped_file_size_timer_log: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
+    compaction_mapped_file_size: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
+    compaction_cq_mapped_file_size: int = bounded(10 * 1024 * 1024, 460, MAX_INT // 6)
+    compaction_schedule_internal: int = bounded(15 * 60 * 1000, 1, DAY_MS)
+    max_offset_map_size: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
+    compaction_tombstone_retention_ms: int = bounded(DAY_MS, 0, MAX_INT)
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -14,6 +14,7 @@ from pathlib import Path
 from struct import Struct
 
 from gantrymq.errors import StoreError
+from gantrymq.store.compaction.compaction_log import CompactionLog
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory
 from gantrymq.store.preallocation import Preallocation
@@ -41,6 +42,7 @@ class ConsumeQueue(QueueFiles):
     __slots__ = (
         "_flushed_offset",
         "_retained_from",
+        "compacted",
         "dirty",
         "log_min_offset",
         "min_offset",
@@ -64,6 +66,8 @@ class ConsumeQueue(QueueFiles):
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
         self.min_offset = self.log_min_offset = 0
+        #: The messages of a compaction topic that were copied. `min_offset` is then that of the first one of these.
+        self.compacted: CompactionLog | None = None
         #: See `expire_before`.
         self._retained_from = 0
         #: `max_offset` when the store was opened after a crash; None after a clean shutdown.
@@ -349,12 +353,27 @@ class ConsumeQueue(QueueFiles):
             self.log_min_offset = self.first_offset
         else:
             self.log_min_offset = self.count_before(min_physical_offset)
-        self.min_offset = max(self.log_min_offset, self._retained_from)
+        self._update_min_offset()
 
     def expire_before(self, offset: int) -> None:
         """Makes the messages before a queue offset expired, and all later messages not expired."""
         self._retained_from = min(offset, self.max_offset)
-        self.min_offset = max(self.log_min_offset, self._retained_from)
+        self._update_min_offset()
+
+    def attach(self, compacted: CompactionLog) -> None:
+        """Sets the log with the copied messages of a compaction topic. It must have messages of this queue only."""
+        self.compacted = compacted
+        self._update_min_offset()
+
+    def compaction_changed(self) -> None:
+        """Updates `min_offset` after a change of the compaction log."""
+        self._update_min_offset()
+
+    def _update_min_offset(self) -> None:
+        if self.compacted is None or self.compacted.is_empty:
+            self.min_offset = max(self.log_min_offset, self._retained_from)
+        else:
+            self.min_offset = min(self.compacted.min_offset, self.max_offset)
 
 
 def _used(path: Path, length: int) -> int:

@@ -6,7 +6,7 @@ All methods must be called in one thread, the broker's. `message_writer` writes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from gantrymq.background.jobs import Jobs
@@ -17,6 +17,7 @@ from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.cleaner import Cleaner
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.compaction.compaction_store import CompactionStore
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue, units_before
 from gantrymq.store.delay_level import parse_delay_levels
@@ -48,6 +49,7 @@ class MessageStore:
 
     `jobs` gets the reports of the store's threads. If `waits` is False, `append` raises StoreBusy instead of waiting
     for files that are being preallocated. `topic_limits` returns the retention of a topic, which `clean` enforces.
+    `compaction_topics` returns the topics whose messages are compacted.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MessageStore:
         jobs: Jobs | None = None,
         waits: bool = True,
         topic_limits: TopicLimits = lambda topic: None,
+        compaction_topics: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.config = config
         #: Size of the log's end that is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
@@ -75,7 +78,11 @@ class MessageStore:
         )
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
-        self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
+        #: The last messages of the keys of compaction topics.
+        self.compaction = CompactionStore(
+            config, self._log, self._queues, self._trash, compaction_topics, self.confirmed_end
+        )
+        self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash, self.compaction.needed_from)
         self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
@@ -128,6 +135,7 @@ class MessageStore:
                 recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
                 recovery.run(checkpoint, was_aborted=directory.was_aborted)
                 self._torn_at = recovery.torn_at
+                self.compaction.load(was_aborted=directory.was_aborted)
                 if config.message_index_enable:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
                 directory.mark_in_use()
@@ -257,6 +265,8 @@ class MessageStore:
         The queues disappear at once; their files are deleted in the background. A later message gets the queue offset
         0.
         """
+        # If a crash comes between both, the queues remain, and consumers still see their messages.
+        self.compaction.delete(self._queues.of_topic(topic))
         self._queues.delete_topic(topic)
         if self._threads is not None:
             # Recovery then does not read the topic's records again.
@@ -269,6 +279,7 @@ class MessageStore:
             for queue in self._queues.of_topic(topic)
             if queue.count_before(physical_offset) == queue.max_offset > 0
         ]
+        self.compaction.delete(old)
         self._queues.delete(old)
         if old and self._threads is not None:
             self._threads.queue_flusher.flush_soon()
@@ -372,6 +383,13 @@ class MessageStore:
             queue.correct_min_offset(self._log.min_offset)
         min_offset, max_offset = queue.min_offset, queue.max_offset
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, min_offset, max_offset)
+        compacted = queue.compacted
+        if compacted is not None and 0 <= offset < compacted.end:
+            compacted.read(result, self.config, max_messages, max_bytes, tags_codes, matches, bulk=bulk, end=end)
+            if result.message_count or result.next_begin_offset < compacted.end or compacted.end == max_offset:
+                return result
+            # The following messages were not copied yet. On a slave, its log may begin after them.
+            offset = result.next_begin_offset = max(compacted.end, queue.log_min_offset)
         if max_offset == 0:
             result.status, result.next_begin_offset = GetStatus.NO_MESSAGE_IN_QUEUE, 0
         elif offset < min_offset:
@@ -478,6 +496,8 @@ class MessageStore:
 
     def store_time(self, queue: ConsumeQueue, offset: int) -> int:
         """Returns the store timestamp of the message at a queue offset, in milliseconds; -1 if there is none."""
+        if queue.compacted is not None and offset < queue.compacted.end:
+            return queue.compacted.store_time(offset)
         unit = queue.unit(offset)
         return -1 if unit is None else self._log.store_time(unit[0])
 

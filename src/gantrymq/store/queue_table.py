@@ -45,8 +45,8 @@ class QueueTable:
     def load(self) -> None:
         """Finds the queues on disk. Raises StoreError if their files can't be used."""
         self.was_there = files.is_directory(self._directory)
-        for topic in _directories(self._directory):
-            for queue_id in _directories(self._directory / topic):
+        for topic in directories(self._directory):
+            for queue_id in directories(self._directory / topic):
                 if queue_id.isascii() and queue_id.isdigit():
                     queue = self.get_or_create(topic, int(queue_id))
                     lacks = queue.load()
@@ -126,7 +126,8 @@ class QueueTable:
                 stack.callback(queue.close, "the store is closed")
 
 
-def _directories(path: Path) -> list[str]:
+def directories(path: Path) -> list[str]:
+    """Returns the names of the directories in a directory, which may be missing. Raises StoreError."""
     try:
         with files.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

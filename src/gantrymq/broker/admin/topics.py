@@ -9,7 +9,7 @@ import msgspec
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
-from gantrymq.broker.tables import TOPIC_ATTRIBUTES, TableResponse, altered, parse_changes
+from gantrymq.broker.tables import TOPIC_ATTRIBUTES, TableResponse, altered, check_combination, parse_changes
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicList
@@ -201,6 +201,7 @@ class TopicAdmin(Feature):
         existing = self._topics.get(topic.topic_name)
         current = None if existing is None else existing.attributes
         topic.attributes = altered(TOPIC_ATTRIBUTES, current, topic.attributes)
+        check_combination(topic.topic_name, topic.attributes)
         return topic
 
     def _check_name(self, topic: str) -> None:

@@ -9,7 +9,7 @@ from gantrymq.broker.append import Appender, RequestWaits, born_host, message_ty
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.send.fast_path import PlainSends
 from gantrymq.broker.send.idempotent_writes import IdempotentWrites
-from gantrymq.broker.send.queues import SendQueues
+from gantrymq.broker.send.queues import SendQueues, check_key
 from gantrymq.broker.transaction import HalfBatches
 from gantrymq.errors import RequestRefused, StoreBusy
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
@@ -100,11 +100,14 @@ class BatchSends:
             self._pending_responses.check()
         if is_half:
             steps = self._half_batches.store(connection, request, queue, waits)
-            return self._long_requests.run(connection, request, steps)
-        batch = self._appender.store.begin_batch(
-            queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
-        )
-        return self._long_requests.run(connection, request, self._store_batch(connection, request, batch, waits))
+        else:
+            batch = self._appender.store.begin_batch(
+                queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
+            )
+            steps = self._store_batch(connection, request, batch, waits)
+        if self._queues.needs_keys(target.topic):
+            steps = _with_keys(request, target.topic, steps)
+        return self._long_requests.run(connection, request, steps)
 
     def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:
         """Encodes the records of a batch in steps, appends them all at once, and returns the response."""
@@ -197,3 +200,12 @@ class BatchSends:
         """Awaits `work`, then appends the batch."""
         await work()
         return self._append_batch(batch, waits, connection, request)
+
+
+def _with_keys(request: RemotingCommand, topic: str, steps: Steps) -> Steps:
+    """Checks the keys of all messages of a batch before the steps that store them. Raises RequestRefused."""
+    for count, (_, _, properties) in enumerate(decode_batch(request.body, 0), 1):
+        check_key(topic, properties)
+        if not count % _BATCH_STEP:
+            yield
+    return (yield from steps)

@@ -1,7 +1,8 @@
 """SendQueues: finds the queue of a send and checks that it is writable (`AbstractSendMessageProcessor.msgCheck`).
 
 The checks of a topic are on the hot path. Their result is cached until the topic changes. The queues of a topic with a
-rate limit are not cached, so each of its sends reaches the limit, and native code handles none of them.
+rate limit are not cached, so each of its sends reaches the limit, and native code handles none of them. Neither are
+those of a compaction topic: each of its messages needs a key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
-from gantrymq.protocol.send_request import SendOptions, SendTarget
+from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -23,6 +24,15 @@ from gantrymq.store.message_store import MessageStore
 from gantrymq.system import randomness
 
 _PRIORITY = PRIORITY.encode()
+
+
+def check_key(topic: str, properties: bytes) -> None:
+    """Raises RequestRefused if a message of a compaction topic has no key (`SendMessageProcessor.sendMessage`)."""
+    if not (find_property(properties, b"KEYS") or b"").strip():
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"Required message key is missing: topic {topic!r} keeps the last message of each key",
+        )
 
 
 class SendQueues:
@@ -86,6 +96,10 @@ class SendQueues:
             queue = queues[queue_id] = self._store.queue(topic, queue_id)
         return queue
 
+    def needs_keys(self, topic: str) -> bool:
+        """Returns whether each message of a topic needs a key, because the topic is a compaction topic."""
+        return topic in self._topics.compacted
+
     def by_priority(self, queue: ConsumeQueue, properties: bytes) -> tuple[ConsumeQueue, bytes]:
         """Returns the queue of a message that may have a priority, and its properties.
 
@@ -120,6 +134,8 @@ class SendQueues:
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+        if self.needs_keys(topic) and not options.batch:
+            check_key(topic, decode_send_request(request).properties)
         is_waiting = self._new_topics.is_waiting(topic)
         has_waited = self._new_topics.is_answering or self._preallocation_waits.is_answering
         if not self._topics.is_written(topic) or (is_waiting and not has_waited):
@@ -129,7 +145,7 @@ class SendQueues:
             # A request that has waited for a file was counted before.
             if not self._preallocation_waits.is_answering:
                 self._rate_limits.admit_send(config, connection, request.body, is_batch=options.batch)
-        elif not is_waiting:
+        elif not is_waiting and not self.needs_keys(topic):
             # If the queues were cached now, later requests would overtake the waiting ones.
             self._writable[topic] = queues
         return queues

@@ -2,7 +2,7 @@
 
 Source: TopicAttributes, SubscriptionGroupAttributes, AttributeParser, AttributeUtil.alterCurrentAttributes. The
 broker rejects the same changes as Java, with the same code. It also rejects values for features that GantryMQ does not
-have, such as `cleanup.policy=COMPACTION`.
+have, such as `queue.type=BatchCQ`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.protocol.unsupported_features import feature_of_attribute
 from gantrymq.store.topic_retention import RetentionLimits
 
@@ -21,6 +21,9 @@ from gantrymq.store.topic_retention import RetentionLimits
 PRIORITY = "PRIORITY"
 #: Group attribute: the percentage of pops that select queues by priority.
 PRIORITY_FACTOR = "priority.factor"
+#: Topic attribute: whether messages are deleted when they expire, or when a later message has the same key.
+CLEANUP_POLICY = "cleanup.policy"
+COMPACTION = "COMPACTION"
 #: Topic attributes that Java does not have: the largest age, in ms, and size, in bytes, of the messages in a queue.
 RETENTION_MS = "retention.ms"
 RETENTION_BYTES = "retention.bytes"
@@ -64,7 +67,7 @@ _RATE_LIMITS = {
 }
 TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(_one_of("SimpleCQ"), is_changeable=False),
-    "cleanup.policy": Attribute(_one_of("DELETE"), is_changeable=False),
+    CLEANUP_POLICY: Attribute(_one_of("DELETE", COMPACTION), is_changeable=False),
     "message.type": Attribute(
         _one_of("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY),
         is_changeable=True,
@@ -78,6 +81,24 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
     PRIORITY_FACTOR: Attribute(_in_range(0, 100), is_changeable=True),
     **_RATE_LIMITS,
 }
+
+
+def is_compacted(topic_attributes: Mapping[str, str]) -> bool:
+    """Returns whether a topic with these attributes is a compaction topic (`CleanupPolicyUtils.isCompaction`)."""
+    return topic_attributes.get(CLEANUP_POLICY) == COMPACTION
+
+
+def check_combination(topic: str, topic_attributes: Mapping[str, str]) -> None:
+    """Raises RequestRefused if a topic with these attributes can't work."""
+    if not is_compacted(topic_attributes):
+        return
+    for name in (RETENTION_MS, RETENTION_BYTES):
+        if name in topic_attributes:
+            raise _refused(name, f"a topic with {CLEANUP_POLICY}={COMPACTION} keeps the last message of each key")
+    if is_by_priority(topic_attributes):
+        raise _refused("message.type=PRIORITY", f"with {CLEANUP_POLICY}={COMPACTION}, the key determines the queue")
+    if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+        raise _refused(f"{CLEANUP_POLICY}={COMPACTION}", "a retry or dead-letter topic has no keys")
 
 
 def is_by_priority(topic_attributes: Mapping[str, str]) -> bool:

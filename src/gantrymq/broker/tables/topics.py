@@ -9,7 +9,7 @@ import msgspec
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.feature import Feature
-from gantrymq.broker.tables.attributes import retention_limits
+from gantrymq.broker.tables.attributes import is_compacted, retention_limits
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -71,6 +71,8 @@ class BrokerTopics(Feature):
         self._on_change = on_change
         self._table = TopicConfigTable()
         self.system_topics: set[str] = set()
+        #: The compaction topics.
+        self.compacted: set[str] = set()
         #: Topic -> number of the topic's last change, for changes that may not be on disk yet.
         self.unwritten: dict[str, int] = {}
 
@@ -80,6 +82,11 @@ class BrokerTopics(Feature):
         for topic in system_topics(self._config):
             self._table.topic_config_table[topic.topic_name] = topic
             self.system_topics.add(topic.topic_name)
+        self._find_compacted()
+
+    def _find_compacted(self) -> None:
+        topics = self._table.topic_config_table
+        self.compacted = {name for name, topic in topics.items() if is_compacted(topic.attributes)}
 
     def written(self) -> Awaitable[None]:
         """Completes when all changes are on disk. Raises StoreError."""
@@ -112,6 +119,7 @@ class BrokerTopics(Feature):
     def put(self, *topics: TopicConfig) -> None:
         """Creates or replaces topics."""
         self._table.topic_config_table.update((topic.topic_name, topic) for topic in topics)
+        self.compacted.update(topic.topic_name for topic in topics if is_compacted(topic.attributes))
         self._changed([topic.topic_name for topic in topics])
 
     def copy(self, master: TopicConfigTable) -> None:
@@ -123,6 +131,7 @@ class BrokerTopics(Feature):
         table.topic_config_table.update(master.topic_config_table)
         version.state_version = master.data_version.state_version
         version.timestamp, version.counter = master.data_version.timestamp, master.data_version.counter
+        self._find_compacted()
         self._file.write_soon()
         self.unwritten = dict.fromkeys(table.topic_config_table, self._file.changes)
         self._on_change(())
@@ -150,6 +159,7 @@ class BrokerTopics(Feature):
         """Removes a topic. Returns False if it does not exist."""
         if self._table.topic_config_table.pop(topic, None) is None:
             return False
+        self.compacted.discard(topic)
         self._changed()
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -71,7 +71,13 @@ class AdminTopics(AdminNamesrv):
         return addresses
 
     async def ensure_topic(
-        self, topic: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, cluster: str | None = None
+        self,
+        topic: str,
+        *,
+        queues: int = 8,
+        perm: int = PERM_READ | PERM_WRITE,
+        cluster: str | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> bool:
         """Creates a topic on all masters that lack it. Returns true if at least one master lacked it.
 
@@ -83,6 +89,7 @@ class AdminTopics(AdminNamesrv):
             queues: Number of queues on each broker, for new topics. Default: 8.
             perm: Permission of new topics: 2 write, 4 read, 6 both. Default: 6.
             cluster: Cluster of the topic. Default: all clusters.
+            attributes: Attributes of new topics, such as `{"cleanup.policy": "COMPACTION"}`. Default: none.
 
         Raises:
             BrokerUnavailable: There is no master.
@@ -94,7 +101,8 @@ class AdminTopics(AdminNamesrv):
         if queues < 1:
             raise ClientError(f"queues={queues}: a topic has at least one")
         brokers = await self._masters(cluster)
-        config = TopicConfig(topic, queues, queues, perm)
+        added = {f"+{name}": value for name, value in (attributes or {}).items()}
+        config = TopicConfig(topic, queues, queues, perm, attributes=added)
 
         async def ensure(address: str) -> bool:
             try:

@@ -12,7 +12,7 @@ from gantrymq.errors import IllegalMessage
 from gantrymq.kernels import native
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.compression import compress, compression_flag
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.message import Message, Tombstone
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.properties import (
     DELAY_TIME_LEVEL,
@@ -92,7 +92,7 @@ class Encoder:
         body = message.body
         if type(body) is not bytes:
             raise IllegalMessage(f"the message body is of type {type(body).__name__}: give bytes, text as str.encode()")
-        if not body:
+        if not body and not isinstance(message, Tombstone):
             raise IllegalMessage("the message body is empty")
         if len(body) > self._max_message_size:
             raise IllegalMessage(f"message body of {len(body)} bytes: at most {self._max_message_size} are allowed")

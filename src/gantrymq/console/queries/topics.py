@@ -105,6 +105,8 @@ class TopicPage(msgspec.Struct):
     kind: str
     clusters: list[str]
     message_type: str
+    #: All attributes of the topic, such as `cleanup.policy`.
+    attributes: dict[str, str]
     in_tps: float
     #: The value is None if a broker did not report its queues.
     messages: int | None
@@ -221,6 +223,7 @@ async def topic(view: ClusterView, arguments: TopicArguments) -> TopicPage:
         topic_kind(name, await view.servers.get()),
         sorted({data.cluster for data in route.broker_datas}),
         message_type(config) if config is not None else "",
+        config.attributes if config is not None else {},
         stats.topic_put_tps,
         None if unasked else sum(queue.messages for queue in queues),
         _on_brokers(route, addresses),

@@ -1,0 +1,314 @@
+"""KeyValue: a compaction topic as a table of keys and values.
+
+The client reads all queues of the topic from their first message, and keeps the last value of each key in memory. A
+value is a message with its key as KEYS, and a deletion is a message without a body. Each key has one queue, which
+depends on its hash as in Java's `SelectMessageQueueByHash`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+from gantrymq.background.tasks import Tasks
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.options import TransportOptions, option, takes
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.queue_selector import queue_by_hash
+from gantrymq.errors import ClientClosed, ClientError, IllegalMessage, RequestTimeout
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue, Tombstone
+from gantrymq.times import duration_s
+
+#: Default timeout of a call, in seconds.
+TIMEOUT_S = 3.0
+#: Longest wait of one poll, in seconds.
+_POLL_S = 1.0
+
+
+class KeyValueEntry(NamedTuple):
+    """The value of a key, and the message that set it. `value` is None if the message deleted the key."""
+
+    key: str
+    value: bytes | None
+    queue: MessageQueue
+    queue_offset: int
+    store_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueOptions(TransportOptions):
+    """Options of `KeyValue`."""
+
+    name_servers: Sequence[str] | str = field(
+        metadata={
+            "doc": "NameServers: a list of HOST:PORT, one string with `;` between them, or the URL of a page that "
+            "lists them."
+        }
+    )
+    topic: str = field(metadata={"doc": "A topic with `cleanup.policy=COMPACTION`."})
+    _: KW_ONLY
+    group: str = option("gantry-key-value", "Name of the producer and consumer group. It has no committed offsets.")
+    namespace: str = option("", "Prefix of the topic and of the group.")
+    max_bytes: int = option(
+        256 * 1024 * 1024, "Most memory for keys and values, bytes. The client fails above it.", minimum=1
+    )
+
+
+class KeyValue(Lifecycle):
+    """The last value of each key of a compaction topic.
+
+    The start returns when the client has read all messages that the topic had then. `get` returns the values that this
+    client has put. It returns values of other clients some milliseconds after they were put.
+
+    Example:
+        async with KeyValue("127.0.0.1:9876", "settings") as settings:
+            await settings.put("region", b"eu")
+            assert await settings.get("region") == b"eu"
+            async for entry in settings.watch():
+                print(entry.key, entry.value)
+
+    The queues of the topic must stay the same: with another number of queues, a key can get another queue. If two
+    queues have a key, the value that was stored last counts.
+    """
+
+    @takes(KeyValueOptions)
+    def __init__(self, options: KeyValueOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._producer: Producer | None = None
+        self._queues: list[MessageQueue] = []
+        self._entries: dict[str, KeyValueEntry] = {}
+        self._size = 0
+        #: The queue offset up to which each queue was read, and up to which this client has written.
+        self._read_to: dict[MessageQueue, int] = {}
+        self._written_to: dict[MessageQueue, int] = {}
+        self._watchers: list[_Watcher] = []
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        options = self._options
+        self._changed = asyncio.Event()
+        self._failure = None
+        self._entries, self._size = {}, 0
+        self._producer = await stack.enter_async_context(
+            Producer(
+                options.name_servers,
+                options.group,
+                namespace=options.namespace,
+                ssl_context=options.ssl_context,
+                credentials=options.credentials,
+                hooks=options.hooks,
+            )
+        )
+        consumer = await stack.enter_async_context(
+            LitePullConsumer(
+                options.name_servers,
+                options.group,
+                auto_commit=False,
+                namespace=options.namespace,
+                ssl_context=options.ssl_context,
+                credentials=options.credentials,
+                hooks=options.hooks,
+            )
+        )
+        self._queues = list(await self._producer.queues(options.topic))
+        if not self._queues:
+            raise ClientError(f"topic {options.topic!r} has no queue to write to")
+        queues = await consumer.queues(options.topic)
+        await consumer.assign(queues)
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+        ends = {queue: await consumer.end_offset(queue) for queue in queues}
+        self._read_to = dict.fromkeys(queues, 0)
+        self._written_to = {}
+        tasks = Tasks(f"reading topic {options.topic}")
+        stack.push_async_callback(self._stop, tasks)
+        tasks.start(self._read(consumer))
+        await self._until(ends)
+
+    async def _stop(self, tasks: Tasks) -> None:
+        await tasks.stop()
+        self._failure = self._failure or ClientClosed("this KeyValue is closed")
+        self._notify()
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str, *, timeout: float | timedelta = TIMEOUT_S) -> bytes | None:
+        """Returns the value of a key, or None.
+
+        Args:
+            key: The key.
+            timeout: Longest wait until the client has read its own writes, in seconds or as a timedelta. Default: 3.0.
+
+        Raises:
+            RequestTimeout: The client has not read its own writes in time.
+            ClientError: The client could not read the topic.
+        """
+        self._check_open()
+        queue = self._queue_of(key)
+        await self._within(duration_s("timeout", timeout), {queue: self._written_to.get(queue, 0)})
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
+    async def entries(self, *, timeout: float | timedelta = TIMEOUT_S) -> Mapping[str, KeyValueEntry]:
+        """Returns the entries of all keys. Raises as `get` does.
+
+        Args:
+            timeout: Longest wait until the client has read its own writes, in seconds or as a timedelta. Default: 3.0.
+        """
+        self._check_open()
+        await self._within(duration_s("timeout", timeout), self._written_to)
+        return dict(self._entries)
+
+    async def put(self, key: str, value: bytes, *, timeout: float | timedelta = TIMEOUT_S) -> SendResult:
+        """Sets the value of a key.
+
+        Args:
+            key: The key. It must not be blank.
+            value: The value, which must not be empty.
+            timeout: Timeout of the send, in seconds or as a timedelta. Default: 3.0.
+
+        Raises:
+            IllegalMessage: The key or the value is invalid.
+            SendOutcomeUnknown: The value may have been stored.
+            GantryError: As `Producer.send`.
+        """
+        if not value:
+            raise IllegalMessage(f"the value of key {key!r} is empty: use `delete` to remove the key")
+        self._check_key(key)
+        return await self._send(key, Message(self._options.topic, value, keys=key), timeout)
+
+    async def delete(self, key: str, *, timeout: float | timedelta = TIMEOUT_S) -> SendResult:
+        """Removes a key. Has no effect if the key does not exist. The arguments and errors are those of `put`."""
+        self._check_key(key)
+        return await self._send(key, Tombstone(self._options.topic, key), timeout)
+
+    async def watch(self, key: str | None = None) -> AsyncIterator[KeyValueEntry]:
+        """Yields the current entries, then each change, until the client is closed.
+
+        A caller that is slower than the changes gets only the last change of each key.
+
+        Args:
+            key: Yields only changes of this key. Default: all keys.
+
+        Raises:
+            ClientError: The client could not read the topic.
+        """
+        self._check_open()
+        watcher = _Watcher(key)
+        for entry in self._entries.values():
+            watcher.add(entry)
+        self._watchers.append(watcher)
+        try:
+            while True:
+                while watcher.pending:
+                    yield watcher.pending.pop(next(iter(watcher.pending)))
+                if isinstance(self._failure, ClientClosed):
+                    return
+                await self._next_change()
+        finally:
+            self._watchers.remove(watcher)
+
+    def _check_key(self, key: str) -> None:
+        self._check_open()
+        if not isinstance(key, str) or not key.strip():
+            raise IllegalMessage(f"the key {key!r} is blank or no text")
+
+    def _queue_of(self, key: str) -> MessageQueue:
+        return queue_by_hash(key, self._queues)
+
+    async def _send(self, key: str, message: Message, timeout: float | timedelta) -> SendResult:
+        assert self._producer is not None
+        queue = self._queue_of(key)
+        result = await self._producer.send(message, queue=queue, timeout=timeout)
+        self._written_to[queue] = max(self._written_to.get(queue, 0), result.queue_offset + 1)
+        return result
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    async def _read(self, consumer: LitePullConsumer) -> None:
+        """Applies all messages until it is cancelled. An error makes all later calls fail."""
+        try:
+            while True:
+                for queue in self._read_to:
+                    self._read_to[queue] = consumer.position(queue)
+                self._notify()
+                for message in await consumer.poll(timeout=_POLL_S):
+                    self._apply(message)
+        except Exception as e:
+            self._failure = e
+            self._notify()
+            raise
+
+    def _apply(self, message: MessageExt) -> None:
+        key = message.properties.get(names.KEYS, "")
+        if not key.strip():
+            return
+        queue = MessageQueue(self._options.topic, message.broker_name, message.queue_id)
+        value = message.body or None
+        entry = KeyValueEntry(key, value, queue, message.queue_offset, message.store_timestamp)
+        before = self._entries.get(key)
+        if before is not None and before.queue != queue and before.store_timestamp > entry.store_timestamp:
+            return
+        self._size += _size(entry) - (_size(before) if before is not None else 0)
+        if value is None:
+            self._entries.pop(key, None)
+            self._size -= _size(entry)
+        else:
+            self._entries[key] = entry
+        if self._size > self._options.max_bytes:
+            raise ClientError(f"topic {self._options.topic!r} has more than max_bytes={self._options.max_bytes}")
+        if before is not None or value is not None:
+            for watcher in self._watchers:
+                watcher.add(entry)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _next_change(self) -> None:
+        """Waits until messages were read. Raises the error that ended the reading."""
+        if self._failure is not None and not isinstance(self._failure, ClientClosed):
+            raise ClientError(f"topic {self._options.topic!r} can't be read: {self._failure}") from self._failure
+        if self._failure is not None:
+            raise self._failure
+        await self._changed.wait()
+
+    async def _until(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Waits until the queues were read up to these offsets."""
+        while any(self._read_to.get(queue, offset) < offset for queue, offset in offsets.items()):
+            await self._next_change()
+
+    async def _within(self, timeout_s: float, offsets: Mapping[MessageQueue, int]) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(offsets)
+        except TimeoutError:
+            topic = self._options.topic
+            raise RequestTimeout(f"topic {topic!r} was not read in {timeout_s} s up to the last put", topic) from None
+
+
+class _Watcher:
+    """The changes that one `watch` has not yielded yet: the last one of each key."""
+
+    def __init__(self, key: str | None) -> None:
+        self.pending: dict[str, KeyValueEntry] = {}
+        self._key = key
+
+    def add(self, entry: KeyValueEntry) -> None:
+        if self._key is None or entry.key == self._key:
+            # The newest change comes last.
+            self.pending.pop(entry.key, None)
+            self.pending[entry.key] = entry
+
+
+def _size(entry: KeyValueEntry) -> int:
+    return len(entry.key) + len(entry.value or b"")

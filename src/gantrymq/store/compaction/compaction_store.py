@@ -1,0 +1,298 @@
+"""CompactionStore: the compaction logs of a store, and the copying of messages into them (`CompactionStore`).
+
+Java copies a message when it dispatches it. Here, a background job copies them, because a read of messages that are not
+copied yet uses the consume queue. Only messages that are flushed and confirmed are copied, so a copied message can't
+disappear from the queue in a crash or a change of master. A file of the commit log is only deleted when its messages
+of compaction topics are copied and flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.record import Record, decode_record
+from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.compaction.compaction_log import CompactionLog
+from gantrymq.store.compaction.compactor import Compactor, key_of
+from gantrymq.store.compaction.segment import SPARSE_UNIT_SIZE, CopiedRecord, FileSizes
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.store.json_config import JsonConfigFile
+from gantrymq.store.mapped_file import store_error
+from gantrymq.store.queue_table import QueueTable, directories
+from gantrymq.store.trash import Trash
+from gantrymq.system import files
+from gantrymq.system.clock import monotonic
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of messages, and of bytes, that one step copies. It takes about 1 ms.
+_COPIED_AT_ONCE = 50
+_BYTES_AT_ONCE = 1 << 20
+_LOGS, _UNITS = "compactionLog", "compactionCq"
+
+
+class MissingMessages(NamedTuple):
+    """Messages that a slave must read from its master, because its commit log begins after them."""
+
+    queue: ConsumeQueue
+    begin: int
+    end: int
+
+
+class CompactionStore:
+    """The compaction logs of one store.
+
+    `topics` returns the names of the compaction topics. `confirmed_end` returns the end of a queue's confirmed
+    messages. All methods but `flush` must be called in the broker's thread.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        trash: Trash,
+        topics: Callable[[], Collection[str]],
+        confirmed_end: Callable[[ConsumeQueue], int],
+    ) -> None:
+        self._config = config
+        self._commit_log = commit_log
+        self._queues = queues
+        self._trash = trash
+        self._topics = topics
+        self._confirmed_end = confirmed_end
+        self._sizes = file_sizes(config)
+        self._root = config.store_path_root_dir / "compaction"
+        self._logs: dict[ConsumeQueue, CompactionLog] = {}
+        #: "TOPIC_QUEUE" -> queue offset of the last compacted message (`CompactionPositionMgr`).
+        self._positions: dict[str, int] = {}
+        self._position_file = JsonConfigFile(self._root / "position-checkpoint")
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def load(self, *, was_aborted: bool) -> None:
+        """Opens the logs on disk. Raises StoreError."""
+        if not files.is_directory(self._root):
+            return
+        content = self._position_file.load(can_be_rebuilt=True)
+        if content is not None:
+            positions = json.loads(content).get("queueOffsetMap", {})
+            self._positions = {name: offset for name, offset in positions.items() if isinstance(offset, int)}
+        for topic, queue_id in self._directories():
+            queue = self._queues.get_or_create(topic, queue_id)
+            log = self._open(queue)
+            if was_aborted:
+                # These messages are copied again.
+                self._cut(queue, log, max(queue.log_min_offset, 0), unflushed=True)
+            if not queue.max_offset and log.end:
+                # The queue's files were deleted. The next message follows the compacted ones.
+                queue.skip_to(log.end)
+            queue.attach(log)
+
+    def _directories(self) -> Iterator[tuple[str, int]]:
+        for topic in directories(self._root / _LOGS):
+            for queue_id in directories(self._root / _LOGS / topic):
+                if queue_id.isascii() and queue_id.isdigit():
+                    yield topic, int(queue_id)
+
+    def _open(self, queue: ConsumeQueue) -> CompactionLog:
+        below = (queue.topic, str(queue.queue_id))
+        log = CompactionLog(self._root.joinpath(_LOGS, *below), self._root.joinpath(_UNITS, *below), self._sizes)
+        log.load()
+        self._logs[queue] = log
+        return log
+
+    def _cut(self, queue: ConsumeQueue, log: CompactionLog, offset: int, *, unflushed: bool = False) -> None:
+        if unflushed:
+            log.cut_unflushed(offset)
+        else:
+            log.cut(offset)
+        name = _name(queue)
+        if name in self._positions:
+            # The messages that are copied again must be compacted again.
+            self._positions[name] = min(self._positions[name], log.end - 1)
+
+    # -- copying ------------------------------------------------------------------------------------------------
+
+    def copy(self, seconds: float, *, is_slave: bool = False) -> bool:
+        """Copies messages for about this time. Returns whether all are copied. Raises StoreFull or StoreError.
+
+        If an error occurs, the other queues are copied first. On a slave, messages that its log lacks are not skipped:
+        see `missing`.
+        """
+        deadline = monotonic() + seconds
+        problem: StoreError | None = None
+        for queue in self._compacted():
+            try:
+                while self._copy_some(queue, is_slave=is_slave):
+                    if monotonic() >= deadline:
+                        return False
+            except StoreError as e:
+                problem = problem or e
+        if problem is not None:
+            raise problem
+        return True
+
+    def _compacted(self) -> Iterator[ConsumeQueue]:
+        for topic in self._topics():
+            yield from self._queues.of_topic(topic)
+
+    def _copy_some(self, queue: ConsumeQueue, *, is_slave: bool) -> bool:
+        """Copies the next messages of a queue. Returns whether there were any. Raises StoreFull or StoreError."""
+        log = self._logs.get(queue)
+        if log is None:
+            if not queue.max_offset:
+                return False
+            log = self._open(queue)
+            queue.attach(log)
+        if log.end > queue.max_offset:
+            # The queue's end was cut off.
+            self._cut(queue, log, queue.max_offset)
+        if log.end < queue.log_min_offset and is_slave:
+            return False
+        offset = max(log.end, queue.log_min_offset)
+        end = self._confirmed_end(queue)
+        if offset >= end:
+            return False
+        units = queue.units(offset, min(end - offset, _COPIED_AT_ONCE))
+        if not units:
+            log.append([], min(queue.next_file_offset(offset), end))
+            return True
+        records: list[CopiedRecord] = []
+        begin = offset
+        flushed, size = self._commit_log.flushed, 0
+        for physical_offset, record_size, tags_code in UNIT.iter_unpack(units):
+            if record_size != FILLER_SIZE:
+                if physical_offset + record_size > flushed or size > _BYTES_AT_ONCE:
+                    break
+                found = self._record(queue, offset, physical_offset, record_size)
+                if found is not None:
+                    data, record = found
+                    records.append(CopiedRecord(data, tags_code, record.store_timestamp, offset))
+                    size += record_size
+            offset += 1
+        log.append(records, offset)
+        queue.compaction_changed()
+        return offset > begin
+
+    def _record(
+        self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int
+    ) -> tuple[memoryview, Record] | None:
+        """Returns a message; None if it is damaged or has no key, as in Java (`CompactionLog.asyncPutMessage`)."""
+        found = self._commit_log.view_at(physical_offset)
+        if found is None:
+            return None
+        view, base = found
+        try:
+            record = decode_record(view, physical_offset - base)
+        except RecordError as e:
+            logger.warning("message %d of %r is not compacted: %s", offset, queue, e)
+            return None
+        if (record.size, record.queue_offset, record.topic) != (size, offset, queue.topic_bytes):
+            logger.warning("message %d of %r is not compacted: another one is at its position", offset, queue)
+            return None
+        if not key_of(record).strip():
+            logger.warning("message %d of %r has no key and is not compacted", offset, queue)
+            return None
+        return view[physical_offset - base : physical_offset - base + size], record
+
+    # -- messages of a master -----------------------------------------------------------------------------------
+
+    def missing(self) -> list[MissingMessages]:
+        """Returns what a slave must read from its master: messages before its own commit log (`MessageFetcher`)."""
+        missing = []
+        for queue in self._compacted():
+            log = self._logs.get(queue)
+            begin = 0 if log is None else log.end
+            if begin < queue.log_min_offset:
+                missing.append(MissingMessages(queue, begin, queue.log_min_offset))
+        return missing
+
+    def add(self, queue: ConsumeQueue, records: list[CopiedRecord], end: int) -> None:
+        """Appends messages of the master. All messages before `end` are there then. Raises StoreFull or StoreError."""
+        log = self._logs.get(queue) or self._open(queue)
+        queue.attach(log)
+        log.append([record for record in records if record.queue_offset < end], end)
+        queue.compaction_changed()
+
+    # -- flushing -----------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Flushes all logs to disk. May run in a thread. Raises StoreError or SyncFailed."""
+        for log in list(self._logs.values()):
+            if log.flushed_end < log.end:
+                try:
+                    log.flush()
+                except OSError as e:
+                    raise store_error(e, f"can't flush {log!r}") from e
+
+    def needed_from(self) -> int:
+        """Returns the physical offset from which the commit log is needed for copying, or its end."""
+        needed = self._commit_log.position
+        for queue in self._compacted():
+            log = self._logs.get(queue)
+            copied = max(0 if log is None else log.flushed_end, queue.log_min_offset)
+            unit = queue.peek(copied)
+            if unit is not None and unit[1] != FILLER_SIZE:
+                needed = min(needed, unit[0])
+        return needed
+
+    # -- compacting ---------------------------------------------------------------------------------------------
+
+    def compactors(self, now_ms: int) -> Iterator[Compactor]:
+        """Yields a compaction for each log that has closed segments with new messages. Raises StoreError."""
+        config = self._config
+        for queue, log in list(self._logs.items()):
+            log.finish_replacing()
+            compactor = Compactor(
+                log,
+                self._positions.get(_name(queue), -1),
+                max_bytes=config.max_offset_map_size,
+                tombstones_from_ms=now_ms - config.compaction_tombstone_retention_ms,
+            )
+            if compactor.is_due and not log.is_deleted:
+                yield compactor
+
+    def finish(self, compactor: Compactor) -> None:
+        """Replaces the segments of a log by those of its compaction. Raises OSError or StoreError."""
+        compactor.finish()
+        for queue, log in self._logs.items():
+            if compactor.is_of(log):
+                self._positions[_name(queue)] = compactor.position
+                queue.compaction_changed()
+        content = json.dumps({"queueOffsetMap": self._positions}, separators=(",", ":"))
+        self._position_file.put(content.encode())
+
+    def save(self) -> None:
+        """Writes the positions of compactions. May run in a thread. Raises StoreError."""
+        self._position_file.write()
+
+    # -- deleting -----------------------------------------------------------------------------------------------
+
+    def delete(self, queues: Collection[ConsumeQueue]) -> None:
+        """Deletes the logs of these queues."""
+        for queue in queues:
+            self._positions.pop(_name(queue), None)
+            log = self._logs.pop(queue, None)
+            if log is not None:
+                log.mark_deleted()
+                self._trash.add_directory(log.log_directory, ())
+                self._trash.add_directory(log.unit_directory, ())
+
+
+def file_sizes(config: StoreConfig) -> FileSizes:
+    """Returns the sizes of the files, which Java derives from the configured ones (`getCompactionLogSize`)."""
+    units = config.compaction_cq_mapped_file_size // SPARSE_UNIT_SIZE * SPARSE_UNIT_SIZE
+    count, rest = divmod(config.compaction_mapped_file_size, units)
+    if count < 5:
+        return FileSizes(units * 5, units)
+    return FileSizes(units * (count if 0 < rest < units // 2 else count + 1), units)
+
+
+def _name(queue: ConsumeQueue) -> str:
+    return f"{queue.topic}_{queue.queue_id}"

@@ -1,0 +1,127 @@
+"""KeyValue: a compaction topic as a table of keys and values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gantrymq import (
+    AdminClient,
+    ClientClosed,
+    ClientError,
+    IllegalMessage,
+    KeyValue,
+    KeyValueEntry,
+    Message,
+    Producer,
+    Tombstone,
+)
+
+
+@pytest.fixture
+async def topic(name_server: str, unique: str) -> str:
+    async with AdminClient(name_server) as admin:
+        assert await admin.ensure_topic(unique, queues=4, attributes={"cleanup.policy": "COMPACTION"})
+    return unique
+
+
+async def test_put_get_and_delete(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as table:
+        assert await table.get("region") is None
+        await table.put("region", b"eu")
+        assert await table.get("region") == b"eu"
+        await table.put("region", b"us")
+        await table.put("zone", b"1")
+        assert await table.get("region") == b"us"
+        assert {key: entry.value for key, entry in (await table.entries()).items()} == {"region": b"us", "zone": b"1"}
+        await table.delete("region")
+        assert await table.get("region") is None
+        await table.delete("region")
+    with pytest.raises(ClientClosed):
+        await table.get("zone")
+    async with KeyValue(name_server, topic) as again:
+        assert set(await again.entries()) == {"zone"}
+
+
+async def test_another_client_sees_the_changes(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as writer, KeyValue(name_server, topic) as reader:
+        changes = reader.watch()
+        await writer.put("a", b"1")
+        assert (await next_of(changes))[:2] == ("a", b"1")
+        await writer.put("a", b"2")
+        assert (await next_of(changes))[:2] == ("a", b"2")
+        await writer.delete("a")
+        assert (await next_of(changes))[:2] == ("a", None)
+        assert await reader.get("a") is None
+        await writer.put("b", b"3")
+        only_b = reader.watch("b")
+        assert (await next_of(only_b))[:2] == ("b", b"3")
+        await writer.put("a", b"4")
+        await writer.put("b", b"5")
+        assert (await next_of(only_b))[:2] == ("b", b"5")
+
+
+async def test_a_watch_begins_with_the_current_entries_and_ends_with_the_client(name_server: str, topic: str) -> None:
+    table = KeyValue(name_server, topic)
+    async with table:
+        await table.put("a", b"1")
+        assert await table.get("a") == b"1"
+        entries: list[KeyValueEntry] = []
+
+        async def watch() -> None:
+            async for entry in table.watch():
+                entries.append(entry)
+
+        watching = asyncio.create_task(watch())
+        await table.put("b", b"2")
+        assert await table.get("b") == b"2"
+    await asyncio.wait_for(watching, 20)
+    assert [(entry.key, entry.value) for entry in entries] == [("a", b"1"), ("b", b"2")]
+
+
+async def test_many_keys(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as table:
+        await asyncio.gather(*(table.put(f"key-{i}", b"%d" % i, timeout=20) for i in range(200)))
+        entries = await table.entries(timeout=20)
+    assert {key: entry.value for key, entry in entries.items()} == {f"key-{i}": b"%d" % i for i in range(200)}
+    assert len({entry.queue for entry in entries.values()}) == 4
+
+
+async def test_a_producer_can_delete_a_key(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as table, Producer(name_server, "producers") as producer:
+        result = await table.put("a", b"1")
+        await producer.send(Tombstone(topic, "a"), queue=result.queue)
+        changes = table.watch("a")
+        while (entry := await next_of(changes)).value is not None:
+            pass
+        assert entry.queue == result.queue
+        with pytest.raises(IllegalMessage):
+            await producer.send(Message(topic, b"", keys="a"))
+
+
+async def test_invalid_arguments(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as table:
+        with pytest.raises(IllegalMessage, match="empty"):
+            await table.put("a", b"")
+        with pytest.raises(IllegalMessage, match="blank"):
+            await table.put(" ", b"1")
+        with pytest.raises(IllegalMessage, match="blank"):
+            await table.delete("")
+    with pytest.raises(ClientError):
+        KeyValue(name_server, topic, max_bytes=0)
+
+
+async def test_too_much_for_the_memory(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic, max_bytes=1000) as table:
+        await table.put("a", bytes(900))
+        await table.put("a", bytes(901))
+        assert len(await table.get("a") or b"") == 901
+        await table.put("b", bytes(200))
+        with pytest.raises(ClientError, match="max_bytes=1000"):
+            await table.get("b")
+
+
+async def next_of(entries: AsyncIterator[KeyValueEntry]) -> KeyValueEntry:
+    return await asyncio.wait_for(anext(entries), 20)

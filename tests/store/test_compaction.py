@@ -1,0 +1,405 @@
+"""Compaction topics: the store keeps the last message of each key, in Java's files."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from struct import Struct
+
+import pytest
+from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.store import cleaner
+from gantrymq.store.compaction.compaction_store import file_sizes
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.get_result import GetStatus
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system import files
+
+#: A unit of Java's BatchConsumeQueue.
+JAVA_UNIT = Struct(">qiqqqhii")
+NOW_MS = 1_900_000_000_000
+
+OpenStore = Callable[..., MessageStore]
+
+
+@pytest.fixture
+def open_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
+    monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
+    opened: list[MessageStore] = []
+
+    def open_store(**options: int) -> MessageStore:
+        config = small_config(
+            tmp_path,
+            compaction_mapped_file_size=4600,
+            compaction_cq_mapped_file_size=20 * 46,
+            compaction_tombstone_retention_ms=0,
+            **options,
+        )
+        store = MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"])
+        store.open()
+        opened.append(store)
+        return store
+
+    yield open_store
+    for store in opened:
+        store.close()
+
+
+def put_key(store: MessageStore, key: str, body: bytes, *, queue_id: int = 0, tags_code: int = 0) -> int:
+    """Stores a message and returns its queue offset."""
+    queue = store.queue("state", queue_id)
+    offset = queue.max_offset
+    put(store, queue, body, properties=encode_properties({"KEYS": key}), tags_code=tags_code)
+    return offset
+
+
+def copy(store: MessageStore) -> None:
+    """Copies all messages, and flushes them."""
+    flushed(store)
+    assert store.compaction.copy(60.0)
+    store.compaction.flush()
+
+
+def compact(store: MessageStore, now_ms: int = NOW_MS) -> int:
+    """Compacts all logs and returns the number of removed messages."""
+    removed = 0
+    for compactor in store.compaction.compactors(now_ms):
+        for _ in compactor.steps():
+            pass
+        compactor.sync()
+        store.compaction.finish(compactor)
+        store.compaction.save()
+        removed += compactor.removed
+    return removed
+
+
+def content(store: MessageStore, queue_id: int = 0) -> dict[int, bytes]:
+    """Returns {queue offset: body} of all messages that a consumer gets from the beginning."""
+    records = read_all(store, store.queue("state", queue_id))
+    offsets = [record.queue_offset for record in records]
+    assert offsets == sorted(set(offsets))
+    return {record.queue_offset: record.body for record in records}
+
+
+def test_the_last_message_of_each_key_stays(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    expected = {put_key(store, f"key-{i % 7}", b"%d" % i): b"%d" % i for i in range(200)}
+    copy(store)
+    assert content(store) == expected
+    removed = compact(store)
+    queue = store.queue("state", 0)
+    found = content(store)
+    assert removed == 200 - len(found) > 100
+    assert found.items() <= expected.items()
+    # The messages of the last file are not compacted. Before them, each key has its last message.
+    assert [expected[offset] for offset in range(193, 200)] == [found[offset] for offset in range(193, 200)]
+    assert queue.min_offset == min(found)
+    assert queue.max_offset == 200
+    assert store.compaction.needed_from() == store.max_physical_offset
+
+
+def test_a_read_continues_after_a_gap_and_returns_offsets_as_java_does(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(100):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    queue = store.queue("state", 0)
+    first = queue.min_offset
+    assert first > 0
+    result = store.get(queue, 0, 1, 1 << 20)
+    assert (result.status, result.next_begin_offset) == (GetStatus.FOUND, first + 1)
+    assert (result.min_offset, result.max_offset) == (first, 100)
+    assert store.get(queue, 100, 1, 1 << 20).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.get(queue, 101, 1, 1 << 20).status is GetStatus.OFFSET_OVERFLOW_BADLY
+    assert store.store_time(queue, 0) == store.store_time(queue, first) > 0
+
+
+def test_messages_that_are_not_copied_follow(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    put_key(store, "a", b"1")
+    copy(store)
+    put_key(store, "b", b"2")
+    assert content(store) == {0: b"1", 1: b"2"}
+    queue = store.queue("state", 0)
+    assert store.get(queue, 0, 32, 1 << 20, frozenset({5})).status is GetStatus.NO_MATCHED_MESSAGE
+
+
+def test_filters(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(60):
+        put_key(store, f"key-{i}", b"%d" % i, tags_code=i % 3)
+    copy(store)
+    queue = store.queue("state", 0)
+    found: list[int] = []
+    offset = 0
+    while offset < 60:
+        result = store.get(queue, offset, 32, 1 << 20, frozenset({1}))
+        assert result.next_begin_offset > offset
+        offset = result.next_begin_offset
+        found.append(result.message_count)
+    assert sum(found) == 20
+    result = store.get(queue, 10, 32, 1 << 20, None, lambda record: False)
+    assert result.status is GetStatus.NO_MATCHED_MESSAGE
+    assert result.next_begin_offset > 10
+
+
+def test_a_message_without_a_body_deletes_its_key(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    put_key(store, "deleted", b"value")
+    put_key(store, "deleted", b"")
+    put_key(store, "kept", b"value")
+    for i in range(60):
+        put_key(store, f"other-{i}", b"")
+    copy(store)
+    compact(store)
+    assert content(store)[2] == b"value"
+    assert not {0, 1} & content(store).keys()
+
+
+def test_a_tombstone_stays_for_a_while(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    put_key(store, "deleted", b"value")
+    put_key(store, "deleted", b"")
+    for i in range(60):
+        put_key(store, f"other-{i}", b"x")
+    copy(store)
+    # The messages are newer than this time.
+    compact(store, now_ms=1)
+    assert 0 not in content(store)
+    assert content(store)[1] == b""
+
+
+def test_more_keys_than_the_memory_has(open_compacted: OpenStore) -> None:
+    store = open_compacted(max_offset_map_size=4096)
+    for i in range(120):
+        put_key(store, f"key-{i % 30}", b"%d" % i)
+    copy(store)
+    rounds = 0
+    while list(store.compaction.compactors(NOW_MS)):
+        compact(store)
+        rounds += 1
+    assert rounds > 1
+    found = content(store)
+    assert {i: b"%d" % i for i in range(90, 120)}.items() <= found.items()
+    closed = [offset for offset in found if offset < store.queue("state", 0).compacted.closed_segments[-1].last]
+    assert len({offset % 30 for offset in closed}) == len(closed)
+
+
+def test_the_commit_log_is_deleted_and_the_last_messages_stay(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted(file_reserved_time=0)
+    put_key(store, "first", b"value")
+    other = store.queue("other", 0)
+    while len(log_files(tmp_path)) < 4:
+        put(store, other, bytes(1000))
+    flushed(store)
+    store.delete_expired_soon()
+    store.clean(NOW_MS)
+    # The message is not copied yet.
+    assert store.min_physical_offset == 0
+    copy(store)
+    store.delete_expired_soon()
+    while store.clean(NOW_MS):
+        flush_queues(store)
+    assert store.min_physical_offset > LOG_FILE
+    assert content(store) == {0: b"value"}
+    assert store.queue("state", 0).min_offset == 0
+    assert sum(store.delete_expired_queues()) == 0
+    store.close()
+    store = open_compacted(file_reserved_time=0)
+    assert content(store) == {0: b"value"}
+    assert put_key(store, "second", b"later") == 1
+    copy(store)
+    assert content(store) == {0: b"value", 1: b"later"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reopening_and_crashes_lose_nothing(tmp_path: Path, open_compacted: OpenStore, seed: int) -> None:
+    chance = random.Random(seed)
+    store = open_compacted(file_reserved_time=0)
+    last: dict[str, bytes] = {}
+    for i in range(600):
+        key = f"key-{chance.randrange(40)}"
+        last[key] = b"" if chance.random() < 0.2 else b"%d" % i + bytes(chance.randrange(120))
+        put_key(store, key, last[key])
+        action = chance.random()
+        if action < 0.03:
+            copy(store)
+        elif action < 0.04:
+            compact(store)
+        elif action < 0.05:
+            flushed(store)
+            store.delete_expired_soon()
+            store.clean(NOW_MS)
+        elif action < 0.06:
+            if chance.random() < 0.5:
+                store.close()
+            else:
+                flush_queues(store)
+                crash(store)
+            store = open_compacted(file_reserved_time=0)
+    copy(store)
+    compact(store)
+    state: dict[str, bytes] = {}
+    for record in read_all(store, store.queue("state", 0)):
+        key = record.properties.decode().split("KEYS\x01")[1].split("\x02")[0]
+        state[key] = record.body
+    assert {key: body for key, body in state.items() if body} == {key: body for key, body in last.items() if body}
+
+
+@pytest.mark.parametrize("point", range(8))
+def test_a_crash_while_files_are_replaced(
+    tmp_path: Path, open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch, point: int
+) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, f"key-{i % 7}", b"%d" % i)
+    copy(store)
+    before = content(store)
+
+    class Crash(Exception):
+        pass
+
+    calls = 0
+    real = {name: getattr(files, name) for name in ("rename", "unlink")}
+
+    def crashing(name: str) -> Callable[..., None]:
+        def call(*args: object, **options: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > point:
+                raise Crash
+            real[name](*args, **options)
+
+        return call
+
+    (compactor,) = store.compaction.compactors(NOW_MS)
+    for _ in compactor.steps():
+        pass
+    compactor.sync()
+    with monkeypatch.context() as patch:
+        for name in real:
+            patch.setattr(files, name, crashing(name))
+        with pytest.raises(Crash):
+            store.compaction.finish(compactor)
+    crash(store)
+    store = open_compacted()
+    found = content(store)
+    copy(store)
+    assert found.items() <= before.items()
+    assert {i: b"%d" % i for i in range(193, 200)}.items() <= found.items()
+    # The copying does not add a message again.
+    assert content(store).keys() <= before.keys()
+    assert put_key(store, "new", b"x") == 200
+
+
+def test_an_error_while_files_are_replaced(open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, f"key-{i % 7}", b"%d" % i)
+    copy(store)
+    calls = 0
+    rename = files.rename
+
+    def failing(old: Path, new: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise OSError("planted")
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(store)
+    with pytest.raises(StoreError, match="interrupted"):
+        content(store)
+    put_key(store, "new", b"x")
+    copy(store)
+    compact(store)
+    found = content(store)
+    assert {**{i: b"%d" % i for i in range(193, 200)}, 200: b"x"}.items() <= found.items()
+
+
+def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(100):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.delete_topic("state")
+    assert put_key(store, "same", b"new") == 0
+    copy(store)
+    assert content(store) == {0: b"new"}
+    assert (tmp_path / "compaction" / "compactionLog" / "state" / "0").is_dir()
+
+
+def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted(file_reserved_time=0)
+    put_key(store, "first", b"value")
+    other = store.queue("other", 0)
+    while len(log_files(tmp_path)) < 3:
+        put(store, other, bytes(1000))
+    copy(store)
+    store.delete_expired_soon()
+    while store.clean(NOW_MS):
+        flush_queues(store)
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue" / "state")
+    store = open_compacted(file_reserved_time=0)
+    assert content(store) == {0: b"value"}
+    assert put_key(store, "first", b"later") == 1
+    assert content(store) == {0: b"value", 1: b"later"}
+
+
+def test_messages_without_keys_are_not_copied(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    put(store, store.queue("state", 0), b"no key")
+    put_key(store, " ", b"blank key")
+    put_key(store, "key", b"value")
+    copy(store)
+    assert content(store) == {2: b"value"}
+
+
+def test_the_files_are_those_of_java(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(30):
+        put_key(store, f"key-{i}", b"%d" % i, tags_code=i)
+    copy(store)
+    store.close()
+    logs = sorted((tmp_path / "compaction" / "compactionLog" / "state" / "0").iterdir())
+    units = sorted((tmp_path / "compaction" / "compactionCq" / "state" / "0").iterdir())
+    assert [path.name for path in logs] == [path.name for path in units] == ["0" * 20, f"{5520:020d}"]
+    assert {path.stat().st_size for path in logs} == {5520}
+    assert {path.stat().st_size for path in units} == {920}
+    position = 0
+    for number in range(19):
+        unit = JAVA_UNIT.unpack_from(units[0].read_bytes(), number * 46)
+        assert unit[0] == position
+        assert unit[2] == unit[4] == number
+        assert unit[5:] == (1, -1, 0)
+        position += unit[1]
+    # The last unit and a blank mark the end (`CompactionAppendMessageCallback`).
+    assert JAVA_UNIT.unpack_from(units[0].read_bytes(), 19 * 46) == (-1, 0, 0, 0, 0, 0, -1, 0)
+    assert Struct(">II").unpack_from(logs[0].read_bytes(), position) == (5520 - position, 0xCBD43194)
+
+
+def test_java_sizes_of_files() -> None:
+    sizes = file_sizes(StoreConfig(Path("/nowhere")))
+    # CompactionLog.getCompactionLogSize of 100 MiB and 10 MiB.
+    assert sizes == (104_857_460, 10_485_746)
+
+
+def test_other_file_sizes_than_before(open_compacted: OpenStore, tmp_path: Path) -> None:
+    store = open_compacted()
+    put_key(store, "key", b"value")
+    copy(store)
+    store.close()
+    config = small_config(tmp_path, compaction_mapped_file_size=10_000)
+    with pytest.raises(StoreError, match="compactionMappedFileSize"):
+        MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"]).open()
