@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from gantrymq.client.admin.base import any_address, transport_of
-from gantrymq.console.cluster_view import ClusterView, TopicSeen, message_type
+from gantrymq.console.cluster_view import MESSAGE_TYPE, ClusterView, TopicSeen, message_type
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.pages import BadArguments
@@ -119,6 +119,8 @@ class TopicPage(msgspec.Struct):
     found: MessagesPage | None
     #: Lag of each of `groups`, messages; None until the first query is complete.
     lags: dict[str, int | None]
+    #: The attributes other than the message type.
+    attributes: dict[str, str]
 
 
 async def topics(view: ClusterView, arguments: TopicsArguments) -> Topics:
@@ -230,6 +232,7 @@ async def topic(view: ClusterView, arguments: TopicArguments) -> TopicPage:
         arguments.tab,
         found,
         {group: of_topics[name].lag if name in (of_topics := progress.get(group, {})) else None for group in groups},
+        {key: value for key, value in sorted(config.attributes.items()) if key != MESSAGE_TYPE} if config else {},
     )
 
 
