@@ -21,7 +21,7 @@ _FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
 #: Share of seeds without replicas in which NameServers restart and have partial routes.
 _YOUNG_SHARE = 0.04
 #: Workloads whose checkers depend on the clocks of the brokers.
-_TIMED_EXTRAS = {"offsets", "pop-resets", "recalls", "recreations", "retention"}
+_TIMED_EXTRAS = {"deduplication", "offsets", "pop-resets", "recalls", "recreations", "retention"}
 #: Names of the workloads in `workloads.EXTRAS`. Repeated here, because an import would load the whole package.
 EXTRAS = (
     "broadcasts",
@@ -38,6 +38,8 @@ EXTRAS = (
 #: Workloads with their own random numbers; share of seeds with one, and share of these without server faults.
 LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
+#: Workloads that are selected one by one, each with random numbers of its own, and their shares of the seeds.
+SEPARATE_EXTRAS = {"deduplication": 0.06}
 
 
 @dataclass(frozen=True)
@@ -229,13 +231,16 @@ def _add_young_name_servers(plan: Plan) -> None:
 
 
 def add_extra(plan: Plan) -> None:
-    """Adds one of LATER_EXTRAS to some plans."""
+    """Adds one of LATER_EXTRAS to some plans, and SEPARATE_EXTRAS to others."""
     chance = Random(f"{plan.seed} later extras")
     if chance.random() < _LATER_EXTRAS_SHARE:
         plan.extras += (chance.choice(LATER_EXTRAS),)
         if chance.random() < _CALM_SHARE:
             # The checkers of these workloads are strictest if the servers have no fault.
             plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
+    for name, share in SEPARATE_EXTRAS.items():
+        if Random(f"{plan.seed} {name}").random() < share:
+            plan.extras += (name,)
 
 
 def add_far_clocks(plan: Plan) -> None:

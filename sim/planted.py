@@ -415,6 +415,13 @@ BUGS = (
         "differ in site",
     ),
     Planted(
+        "deduplication ids are not read from the log",
+        "broker/send/deduplication.py",
+        "if first is None or record.store_timestamp - first.at_ms >= window_ms:",
+        "if False:",
+        "twice within its window",
+    ),
+    Planted(
         "a consumer keeps its offset after a crash lost the end of a queue",
         "client/consuming/queue_puller.py",
         "return has_crashed and process_queue.next_offset > result.recovered_end",

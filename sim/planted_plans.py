@@ -105,6 +105,10 @@ _YOUNG = plan_with(
     consumers={"push": 2, "orderly": 1, "pop": 0, "lite": 1},
     faults=[Fault("young", "broker-1", _AT_S, 25.0, 0.5)],
 )
+#: A broker is killed while producers repeat their sends.
+_REPEATED = plan_with(
+    "kill", 6.0, 0.5, replicas=1, mode="", controllers=0, is_synced=True, messages=10, extras=("deduplication",)
+)
 #: Messages are sent until the end of the run.
 _LONG = plan_with("stop", 3.0, 0.5, replicas=1, mode="", controllers=0, messages=400)
 
@@ -135,5 +139,6 @@ PLANS = {
     "consumers use the route of a NameServer that has just started": _YOUNG,
     "a NameServer that has just started waits for no broker": _YOUNG,
     "a slave keeps the queues of a deleted topic": _FILLED,
+    "deduplication ids are not read from the log": _REPEATED,
     "an older epoch is accepted": plan_with("gone-back", 6.0, 0.7),
 }

@@ -312,6 +312,8 @@ _UNREPORTED_LABELS = {
         "`node_type` `cluster` `node_id` `topic`",
     ),
     "rocketmq_delay_message_latency_seconds": "`node_type` `cluster` `node_id` `storage_type` `storage_medium` `topic`",
+    "gantry_deduplicated_messages_total": "`node_type` `cluster` `node_id` `topic`",
+    "gantry_deduplication_ids": "`node_type` `cluster` `node_id` `topic`",
     "gantry_rate_limited_requests_total": "`node_type` `cluster` `node_id` `limit` `name`",
     "gantry_replication_epoch": "`node_type` `cluster` `node_id`",
     **dict.fromkeys(

@@ -9,6 +9,7 @@ from sim.workloads.broadcasts import Broadcasts
 from sim.workloads.comings import Comings
 from sim.workloads.configurations import Configurations
 from sim.workloads.dead_letter_queue import DeadLetters
+from sim.workloads.deduplication import Deduplication
 from sim.workloads.endings import Endings
 from sim.workloads.offsets import Offsets
 from sim.workloads.pop_resets import PopResets
@@ -33,4 +34,5 @@ EXTRAS: dict[str, type[Workload]] = {
     "endings": Endings,
     "pop-resets": PopResets,
     "recreations": Recreations,
+    "deduplication": Deduplication,
 }

@@ -5,8 +5,8 @@ quarter. The rule is in `remoting/quota.py`. The other limits are constants. The
 comment describes the order in which it refuses, delays or closes the items that it counts.
 
 `memory_of` is the sum of the limits of a server: about the largest memory that hostile peers can use, in addition to
-the server's own tables and caches. One limit has a configuration key: WAITING_POPS is the default of
-`maxPopPollingSize`.
+the server's own tables and caches. Two limits have configuration keys: WAITING_POPS is the default of
+`maxPopPollingSize`, DEDUPLICATION_IDS of `deduplicationMaxNum`.
 """
 
 from __future__ import annotations
@@ -132,6 +132,11 @@ RATE_LIMITED_HOSTS = 10_000
 _RATE_LIMIT_TABLES = 2
 _BYTES_OF_RATE_LIMIT = 512
 
+#: Deduplication ids of all topics (`broker/send/deduplication.py`): 500 messages a second with a window of 1,000 s. At
+#: the limit, the broker refuses messages with new ids.
+DEDUPLICATION_IDS = 500_000
+_BYTES_OF_DEDUPLICATION_ID = 320
+
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 
 #: Requests that handlers process, bytes (`proxy/request_memory.py`). A body is copied two or three times before it
@@ -181,6 +186,7 @@ def memory_of(server: str) -> int:
         size += _FILTER_CACHES * FILTER_CHARACTERS * _BYTES_OF_FILTER_CHARACTER
         size += (WAITING_PULLS + WAITING_POPS) * _BYTES_OF_PULL
         size += _RATE_LIMIT_TABLES * RATE_LIMITED_HOSTS * _BYTES_OF_RATE_LIMIT
+        size += DEDUPLICATION_IDS * _BYTES_OF_DEDUPLICATION_ID
     if server == "proxy":
         # The gRPC port.
         size += INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES

@@ -17,7 +17,7 @@ def record(**changed: object) -> Record:
 
 
 def test_one_that_is_due_is_no_delayed_one_any_more() -> None:
-    properties = encode_properties({"DELAY": "3", "KEYS": "k", "REAL_TOPIC": "orders"})
+    properties = encode_properties({"DELAY": "3", "KEYS": "k", "REAL_TOPIC": "orders", "GANTRY_DEDUPLICATE_ID": "a"})
     message = escaped_message(record(sys_flag=COMPRESSED | STORE_HOST_V6), "orders", properties)
     assert (message.topic, message.group, message.sys_flag) == ("orders", None, COMPRESSED)
     assert decode_properties(message.properties) == {"KEYS": "k", "REAL_TOPIC": "orders"}

@@ -33,7 +33,7 @@ _LITE_PULL = {
 }
 _SYNC_PRODUCER = _CLIENT | {"enqueue", "flush", "queues", "recall", "request", "send", "send_batch", "send_oneway"}
 _SYNC_PULLING = _CLIENT | {"assignment", "health", "lag", "subscribe", "unsubscribe", "wait_assigned"}
-_MESSAGE = {"body", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"}
+_MESSAGE = {"body", "deduplicate_id", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"}
 ATTRIBUTES: dict[str, set[str]] = {
     "Producer": _PRODUCER,
     "TransactionProducer": _PRODUCER | {"send_in_transaction"},

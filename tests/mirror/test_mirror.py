@@ -239,6 +239,20 @@ async def test_properties_of_brokers_are_removed(
         assert config.attributes["message.type"] == "PRIORITY"
 
 
+async def test_copies_have_no_deduplication_id(
+    source: EmbeddedCluster, target: EmbeddedCluster, topic: str, queue: MessageQueue
+) -> None:
+    """The source can have an id twice, a window apart. The copies arrive together, and both are stored."""
+    await create(source, topic, 1)
+    async with Producer(source.name_server, "test") as producer:
+        for body in (b"1", b"2"):
+            await producer.send(Message(topic, body, deduplicate_id="a"))
+    await create(target, topic, 1, **{"deduplication.window.ms": "60000"})
+    await mirror_once(source, target, topic)
+    copies = await messages(target, topic)
+    assert (bodies(copies), [copy.deduplicate_id for copy in copies]) == ([b"1", b"2"], [None, None])
+
+
 async def test_a_refused_message_is_named_and_other_queues_continue(source: EmbeddedCluster, topic: str) -> None:
     with EmbeddedCluster(broker_cluster_name="west", max_message_size=10_000) as target:
         await create(source, topic, 1)

@@ -15,6 +15,7 @@ from wait_until import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.errors import BrokerError, RefusalReason
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageExt
 from gantrymq.proxy.statuses import status_of
@@ -83,6 +84,35 @@ async def test_messages_of_one_group_go_to_one_queue(rpc: Rpc, admin: AdminClien
     queues = {(m.properties["__SHARDINGKEY"], m.queue_id) for m in stored}
     assert len(queues) == 10
     assert len({queue for _, queue in queues}) > 1
+
+
+async def test_a_repeated_message_is_stored_once(rpc: Rpc, admin: AdminClient, cluster: EmbeddedCluster) -> None:
+    """The id is a user property, and selects the queue."""
+    topic = await new_topic(admin, queues=8)
+    window = TopicConfig(topic, 8, 8, attributes={"+deduplication.window.ms": "60000"})
+    await admin.create_topic(window, cluster="DefaultCluster")
+
+    def one(message_id: str) -> pb.Message:
+        return message(topic, b"x", user_properties={"GANTRY_DEDUPLICATE_ID": message_id})
+
+    firsts = [(await send(rpc, one(f"{n}"))).entries[0] for n in range(10)]
+    for n, first in enumerate(firsts):
+        (again,) = (await send(rpc, one(f"{n}"))).entries
+        assert (again.message_id, again.offset, again.transaction_id) == (
+            first.message_id,
+            first.offset,
+            first.transaction_id,
+        )
+    stored = await read(cluster, topic, 10)
+    assert sorted(m.properties["GANTRY_DEDUPLICATE_ID"] for m in stored) == [f"{n}" for n in range(10)]
+    assert len({m.queue_id for m in stored}) > 1
+    # A batch goes to the queue of its first id, and leaves out what the broker has.
+    known = next(m for m in stored if m.properties["GANTRY_DEDUPLICATE_ID"] == "3")
+    batch = (await send(rpc, one("3"), one("new"))).entries
+    assert [entry.offset for entry in batch] == [
+        known.queue_offset,
+        max(m.queue_offset for m in stored if m.queue_id == known.queue_id) + 1,
+    ]
 
 
 async def test_the_priority_is_the_queue(rpc: Rpc, admin: AdminClient, cluster: EmbeddedCluster) -> None:

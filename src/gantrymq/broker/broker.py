@@ -67,6 +67,7 @@ class Broker:
         self.pops = features.pops
         self.appender = features.appender
         self.writers = features.writers
+        self.deduplication = features.deduplication
         self.replication = features.replication
         self.replicas_manager = features.replicas_manager
         self.acting = features.acting

@@ -12,7 +12,7 @@ from gantrymq.auth.address_pattern import parse_pattern
 from gantrymq.auth.config import AuthConfig
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
-from gantrymq.limits import WAITING_POPS
+from gantrymq.limits import DEDUPLICATION_IDS, WAITING_POPS
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
@@ -178,6 +178,8 @@ class BrokerConfig(TlsConfig):
     idempotent_writer_keep_time: int = bounded(DAY_MS, 1_000, MAX_INT)
     #: Maximum number of rows that the broker keeps, one for each writer and queue.
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
+    #: Maximum number of deduplication ids that the broker keeps, about 200 bytes each.
+    deduplication_max_num: int = bounded(DEDUPLICATION_IDS, 1, 20_000_000)
     #: Allows the recall of timer messages (RECALL_MESSAGE).
     recall_message_enable: bool = False
     #: A slave becomes acting master while its master is down.

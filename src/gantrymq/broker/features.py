@@ -39,7 +39,7 @@ from gantrymq.broker.pull import PullProcessor
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.replication import HaAccess, Replication
 from gantrymq.broker.role_changes import RoleChanges
-from gantrymq.broker.send import IdempotentWrites, Replies, RetryTopics, SendProcessor
+from gantrymq.broker.send import Deduplication, IdempotentWrites, Replies, RetryTopics, SendProcessor, StoredIds
 from gantrymq.broker.slave import MetadataSync
 from gantrymq.broker.transaction import Transactions
 from gantrymq.remoting.connection import RequestHandler
@@ -88,8 +88,10 @@ class Features:
         delays = Delays(schedule, timer)
         retry = RetryTopics(context, appender=appender, schedule=schedule, waits=waits)
         self.writers = writers = IdempotentWrites(context, appender=appender)
+        self.deduplication = deduplication = Deduplication(context, appender=appender)
+        stored_ids = StoredIds(writers, deduplication)
         self.sending = SendProcessor(
-            context, appender=appender, delays=delays, retry=retry, waits=waits, writers=writers
+            context, appender=appender, delays=delays, retry=retry, waits=waits, stored_ids=stored_ids
         )
         self.transactions = transactions = Transactions(context, appender=appender, delays=delays, waits=waits)
         self.pops = pops = PopService(
@@ -147,6 +149,7 @@ class Features:
             timer,
             schedule,
             writers,
+            deduplication,
             LockRequests(context),
             acting,
             HaInfo(context, replication=replication, acting=acting),
@@ -185,6 +188,7 @@ class Features:
                     appender=appender,
                     runtime=runtime,
                     delays=delays,
+                    deduplication=deduplication,
                     transactions=transactions,
                     pops=pops,
                     replication=replication,

@@ -14,6 +14,7 @@ from gantrymq.client.rate_limit_waits import invoke_within_limits
 from gantrymq.client.route_responses import RouteResponse
 from gantrymq.errors import (
     ConnectionLost,
+    HeaderError,
     NoRouteInfo,
     ProtocolError,
     RefusalReason,
@@ -82,6 +83,8 @@ class SendResult(NamedTuple):
         recall_handle: Argument for `recall` of a timer message.
         region_id: Region of the broker, for traces.
         trace_on: Whether the broker permits traces.
+        queue_offsets: Offsets of the messages of a batch if they are not successive, because the broker had stored some
+            of the messages before (`Message.deduplicate_id`). -1 for a message in another queue.
     """
 
     status: SendStatus
@@ -93,6 +96,7 @@ class SendResult(NamedTuple):
     recall_handle: str | None = None
     region_id: str = ""
     trace_on: bool = True
+    queue_offsets: tuple[int, ...] | None = None
 
 
 class PullStatus(Enum):
@@ -162,7 +166,16 @@ def _send_result(response: RemotingCommand, status: SendStatus, msg_id: str, que
         answer.recall_handle,
         response.ext_fields.get(MSG_REGION, ""),
         response.ext_fields.get(TRACE_SWITCH) != "false",
+        _offsets(answer.gantry_offsets) if answer.gantry_offsets else None,
     )
+
+
+def _offsets(text: str) -> tuple[int, ...]:
+    """Parses `gantryOffsets`. Raises HeaderError."""
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError as e:
+        raise HeaderError(f"gantryOffsets is {text[:100]!r}: numbers with commas are wanted") from e
 
 
 class BrokerApi:
@@ -230,7 +243,18 @@ class BrokerApi:
                 offset_msg_id, queue_offset, transaction_id, region_id, trace_on = plain
                 return _new(
                     SendResult,
-                    (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
+                    (
+                        status,
+                        msg_id,
+                        queue,
+                        queue_offset,
+                        offset_msg_id,
+                        transaction_id,
+                        None,
+                        region_id,
+                        trace_on,
+                        None,
+                    ),
                 )
             result = _send_result(response, status, msg_id, queue)
         except (ConnectionLost, RequestTimeout, ProtocolError) as e:

@@ -46,6 +46,9 @@ class Message:
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
         delay: Delay, in seconds or as a timedelta.
         deliver_at: Delivery time: a datetime with a time zone, or milliseconds since the epoch.
+        deduplicate_id: Id of at most 128 bytes, chosen by you. If the topic has the attribute
+            `deduplication.window.ms`, its broker stores messages with equal ids only once within this time. Without a
+            `sharding_key`, the id selects the queue.
         priority: Priority, 0 or more. Consumers with POP receive a higher priority first. It selects the queue. The
             topic needs `message.type=PRIORITY`, and a queue for each priority. None for none.
         flag: A number for your own use.
@@ -68,6 +71,7 @@ class Message:
         delay_level: int = 0,
         delay: float | timedelta | None = None,
         deliver_at: datetime | int | None = None,
+        deduplicate_id: str | None = None,
         priority: int | None = None,
         flag: int = 0,
         properties: dict[str, str] | None = None,
@@ -85,6 +89,8 @@ class Message:
             self.properties[names.SHARDING_KEY] = sharding_key
         if delay_level or delay is not None or deliver_at is not None:
             self.properties.update([_delay(delay_level, delay, deliver_at)])
+        if deduplicate_id is not None:
+            self.properties[names.DEDUPLICATE_ID] = _checked_id(deduplicate_id)
         if priority is not None:
             if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
                 raise IllegalMessage(f"priority={priority!r}: must be a whole number from 0 to {names.MAX_PRIORITY}")
@@ -108,6 +114,11 @@ class Message:
     def sharding_key(self) -> str | None:
         """The key that selects the queue, or None."""
         return self.properties.get(names.SHARDING_KEY)
+
+    @property
+    def deduplicate_id(self) -> str | None:
+        """The id by which a broker recognizes a repeated send, or None."""
+        return self.properties.get(names.DEDUPLICATE_ID)
 
     @property
     def priority(self) -> int | None:
@@ -141,6 +152,14 @@ def _joined(keys: Iterable[str]) -> str:
         if not isinstance(key, str) or not key or names.KEY_SEPARATOR in key:
             raise IllegalMessage(f"the key {key!r} of {keys!r}: a key is a string without blanks, which separate keys")
     return names.KEY_SEPARATOR.join(keys)
+
+
+def _checked_id(deduplicate_id: object) -> str:
+    if not isinstance(deduplicate_id, str) or not 0 < len(deduplicate_id.encode()) <= names.MAX_DEDUPLICATE_ID_LENGTH:
+        raise IllegalMessage(
+            f"deduplicate_id={deduplicate_id!r}: must be a string of 1 to {names.MAX_DEDUPLICATE_ID_LENGTH} bytes"
+        )
+    return deduplicate_id
 
 
 def _delay(level: object, delay: object, deliver_at: object) -> tuple[str, str]:

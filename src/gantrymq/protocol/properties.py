@@ -62,9 +62,13 @@ BORN_TIMESTAMP = "BORN_TIMESTAMP"
 #: Of `gantry mirror`: the message from which a copy was made, and the clusters that the message has been in.
 MIRROR_ORIGIN = "GANTRY_MIRROR"
 MIRROR_PATH = "GANTRY_MIRROR_PATH"
+#: A broker stores a repeated message with this id only once, if the topic has a deduplication window.
+DEDUPLICATE_ID = "GANTRY_DEDUPLICATE_ID"
 #: Checksum of the whole record, in its last property (enabledAppendPropCRC).
 CRC32 = "__CRC32#"
 
+#: Largest length of a DEDUPLICATE_ID, in bytes.
+MAX_DEDUPLICATE_ID_LENGTH = 128
 #: Largest priority.
 MAX_PRIORITY = (1 << 31) - 1
 _PRIORITY_TEXT = re.compile(r"[+-]?[0-9]{1,10}")

@@ -47,6 +47,8 @@ def escaped_message(record: Record, topic: str, properties: bytes) -> EscapedMes
     sys_flag = record.sys_flag & _KEPT
     # The delay has passed. In a send request this property would start a new delay.
     fields.pop(names.DELAY_TIME_LEVEL, None)
+    # Its id was checked at the send. The other broker can have a message of a later or an earlier window with this id.
+    fields.pop(names.DEDUPLICATE_ID, None)
     if topic == TRANSACTION_HALF_TOPIC:
         target = destination(fields)
         if target is None:

@@ -21,6 +21,7 @@ from gantrymq.broker.metrics.replication_metrics import replication_metrics
 from gantrymq.broker.metrics.timer_snapshot import SNAPSHOT_BOUNDS_S, TimerSnapshot
 from gantrymq.broker.pop import PopService
 from gantrymq.broker.replication import Replication
+from gantrymq.broker.send import Deduplication
 from gantrymq.broker.tables import Client
 from gantrymq.broker.transaction import Transactions
 from gantrymq.metrics import Kind, Metric, MetricsServer, job_metrics
@@ -57,6 +58,7 @@ class BrokerMetrics(Feature):
         appender: Appender,
         runtime: RuntimeInfo,
         delays: Delays,
+        deduplication: Deduplication,
         transactions: Transactions,
         pops: PopService,
         replication: Replication,
@@ -81,6 +83,7 @@ class BrokerMetrics(Feature):
         self._runtime = runtime
         self._timer = delays.timer
         self._timer_snapshot = TimerSnapshot(delays.timer.number_due, context.jobs)
+        self._deduplication = deduplication
         self._transactions = transactions
         self._pops = pops
         self._schedule = delays.schedule
@@ -128,6 +131,7 @@ class BrokerMetrics(Feature):
         yield from self._lags()
         yield from self._ends_of_transactions()
         yield self._rate_limited()
+        yield from self._deduplicated()
         yield from self._storage()
         if self._config.store.timer_wheel_enable:
             yield from self._timers()
@@ -288,6 +292,14 @@ class BrokerMetrics(Feature):
             "clients have one counter without a name.",
             [(self._of(limit=kind, name=name), count) for kind, name, count in self._rate_limits.refused()],
         )
+
+    def _deduplicated(self) -> Iterator[Metric]:
+        repeated = [(self._of(topic=topic), count) for topic, count in self._deduplication.repeated.items()]
+        description = "Messages that were not stored again because of their deduplication ids, by topic."
+        yield _counter("gantry_deduplicated_messages_total", description, repeated)
+        ids = [(self._of(topic=topic), count) for topic, count in self._deduplication.topics()]
+        description = "Deduplication ids that the broker keeps, by topic."
+        yield Metric("gantry_deduplication_ids", Kind.GAUGE, description, ids)
 
     def _ends_of_transactions(self) -> Iterator[Metric]:
         for name, description, counts in (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 from gantrymq.broker.append import Appender, RequestWaits, born_host, message_type
 from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.send.deduplication import Deduplication, deduplicate_id
 from gantrymq.broker.send.fast_path import PlainSends
 from gantrymq.broker.send.idempotent_writes import IdempotentWrites
 from gantrymq.broker.send.queues import SendQueues, check_key
@@ -19,6 +22,7 @@ from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_ids
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, is_waited_for, without_property
+from gantrymq.protocol.record import Record, record_properties
 from gantrymq.protocol.row_ids import AFTER_MARK
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED
@@ -36,6 +40,13 @@ _NATIVE_BATCH_STEP = 2000
 _POP_CK = b"POP_CK\x01"
 
 
+class StoredIds(NamedTuple):
+    """The tables with the ids of stored messages, by which the broker recognizes repeated sends."""
+
+    writers: IdempotentWrites
+    deduplication: Deduplication
+
+
 class BatchSends:
     """Handles the batch sends of one broker."""
 
@@ -47,7 +58,7 @@ class BatchSends:
         queues: SendQueues,
         waits: RequestWaits,
         half_batches: HalfBatches,
-        writers: IdempotentWrites,
+        stored_ids: StoredIds,
         plain: PlainSends | None,
     ) -> None:
         self._config = context.config
@@ -57,7 +68,7 @@ class BatchSends:
         self._long_requests = context.long_requests
         self._new_topics = waits.new_topics
         self._preallocation_waits = waits.files
-        self._writers = writers
+        self._writers, self._deduplication = stored_ids
         self._plain = plain
         self._half_batches = half_batches
         self._is_safe = waits.flush.is_used
@@ -92,9 +103,14 @@ class BatchSends:
         if self._is_safe:
             self._pending_responses.check_capacity()
         queue = self._queues.find(target, options, connection, request)
+        has_window = False
         if queue is None:
-            self._new_topics.hold(connection, request, self.send, target.topic)
-            return None
+            with self._queues.checked():
+                queue = self._queues.find(target, options, connection, request)
+            if queue is None:
+                self._new_topics.hold(connection, request, self.send, target.topic)
+                return None
+            has_window = self._deduplication.window_ms(target.topic) > 0
         waits = self._is_safe and is_waited_for(properties)
         if waits:
             self._pending_responses.check()
@@ -104,13 +120,18 @@ class BatchSends:
             batch = self._appender.store.begin_batch(
                 queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
             )
-            steps = self._store_batch(connection, request, batch, waits)
+            steps = self._store_batch(connection, request, batch, waits, has_window)
         if self._queues.needs_keys(target.topic):
             steps = _with_keys(request, target.topic, steps)
         return self._long_requests.run(connection, request, steps)
 
-    def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:
-        """Encodes the records of a batch in steps, appends them all at once, and returns the response."""
+    def _store_batch(
+        self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool, has_window: bool
+    ) -> Steps:
+        """Encodes the records of a batch in steps, appends them all at once, and returns the response.
+
+        If the topic has a deduplication window (`has_window`), leaves out the messages with known ids.
+        """
         messages, start = request.body, 0
         while start < len(messages):
             most = min(_NATIVE_BATCH_STEP, MAX_BATCH_MESSAGES - len(batch))
@@ -135,6 +156,8 @@ class BatchSends:
                 yield
         if not batch:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
+        if has_window:
+            return (yield from self._store_once(batch, waits, connection, request))
         return self._append_batch(batch, waits, connection, request)
 
     def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
@@ -200,6 +223,126 @@ class BatchSends:
         """Awaits `work`, then appends the batch."""
         await work()
         return self._append_batch(batch, waits, connection, request)
+
+    # -- topics with a deduplication window -------------------------------------------------------------------------
+
+    def _store_once(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Steps:
+        """Appends the messages of a batch whose deduplication ids are new, and returns the response."""
+        if AFTER_MARK in request.raw_ext:
+            return self._append_batch(batch, waits, connection, request)
+        ids = list[bytes]()
+        for record in batch.records:
+            ids.append(deduplicate_id(record_properties(record)))
+            if not len(ids) % _BATCH_STEP:
+                yield
+        if not any(ids):
+            return self._append_batch(batch, waits, connection, request)
+        if not self._deduplication.is_read:
+            work = self._append_once_when_read(batch, ids, waits, connection, request)
+            connection.respond_with(request, work)
+            return None
+        known = dict[bytes, Record]()
+        for count, message_id in enumerate(ids):
+            if message_id and (first := self._deduplication.find(batch.queue.topic, message_id)) is not None:
+                known[message_id] = first
+            if not count % _BATCH_STEP:
+                yield
+        return self._append_once(batch, ids, known, waits, connection, request)
+
+    async def _append_once_when_read(
+        self, batch: RecordBatch, ids: list[bytes], waits: bool, connection: Connection, request: RemotingCommand
+    ) -> Reply:
+        await self._deduplication.read()
+        return self._append_once(batch, ids, {}, waits, connection, request)
+
+    def _append_once(
+        self,
+        batch: RecordBatch,
+        ids: list[bytes],
+        known: dict[bytes, Record],
+        waits: bool,
+        connection: Connection,
+        request: RemotingCommand,
+    ) -> Reply:
+        """Appends the messages of a batch whose ids, the elements of `ids`, are new. Returns the response.
+
+        `known` has the messages with ids that are known already. Other requests may have stored more ids since then.
+        """
+        topic, deduplication = batch.queue.topic, self._deduplication
+        #: Index in the batch of each message to store, and of the first one with an id.
+        new, index_of = list[int](), dict[bytes, int]()
+        for index, message_id in enumerate(ids):
+            if message_id:
+                if message_id in known or message_id in index_of:
+                    continue
+                if (first := deduplication.find(topic, message_id)) is not None:
+                    known[message_id] = first
+                    continue
+                index_of[message_id] = index
+            new.append(index)
+        deduplication.check_capacity(len(index_of))
+        queue_offset, stored = batch.queue.max_offset, _part_of(batch, new)
+        try:
+            offsets = self._appender.append_batch(stored) if new else []
+        except StoreBusy:
+            again = partial(self._append_once, batch, ids, known, waits)
+            self._preallocation_waits.hold(connection, request, again)
+            return None
+        if (received := self._appender.received) is not None and new:
+            kind = message_type(decode_send_request(request).properties)
+            received.add(topic, kind, sum(stored.sizes), len(new))
+        #: Index -> queue offset and physical offset.
+        places = {index: (queue_offset + i, offset) for i, (index, offset) in enumerate(zip(new, offsets, strict=True))}
+        for message_id, index in index_of.items():
+            deduplication.stored(topic, message_id, places[index][1])
+        if len(new) < len(ids):
+            deduplication.count_repeated(topic, len(ids) - len(new))
+        for index, message_id in enumerate(ids):
+            if message_id in known:
+                first = known[message_id]
+                is_here = first.topic == batch.queue.topic_bytes and first.queue_id == batch.queue.queue_id
+                places[index] = first.queue_offset if is_here else -1, first.physical_offset
+            elif index not in places:
+                places[index] = places[index_of[message_id]]
+        return self._answer_once([places[index] for index in range(len(ids))], batch, waits, connection, request)
+
+    def _answer_once(
+        self,
+        places: Sequence[tuple[int, int]],
+        batch: RecordBatch,
+        waits: bool,
+        connection: Connection,
+        request: RemotingCommand,
+    ) -> Reply:
+        """Returns the response with the queue offsets and physical offsets of all messages, or None if it waits."""
+        offsets = [queue_offset for queue_offset, _ in places]
+        are_successive = offsets[0] >= 0 and offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+        response = RemotingCommand.response(
+            header=SendMessageResponseHeader(
+                msg_id=encode_offset_message_ids(self._appender.store_host, [offset for _, offset in places]),
+                queue_id=batch.queue.queue_id,
+                queue_offset=offsets[0],
+                msg_region=self._config.region_id,
+                trace_on="true" if self._config.trace_on else "false",
+                gantry_offsets=None if are_successive else ",".join(map(str, offsets)),
+            )
+        )
+        if waits:
+            # A repeated message must wait for the flush and the replicas, too.
+            timeout_ms = decode_send_request(request).options.timeout_ms
+            end = self._appender.store.max_physical_offset
+            self._pending_responses.reply(connection, request, end, response, timeout_ms=timeout_ms)
+            return None
+        return response
+
+
+def _part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
+    """Returns a copy of a batch with the records at these indexes."""
+    part = copy(batch)
+    part.records = [batch.records[index] for index in indexes]
+    part.sizes = [batch.sizes[index] for index in indexes]
+    part.tags_codes = [batch.tags_codes[index] for index in indexes]
+    return part
 
 
 def _with_keys(request: RemotingCommand, topic: str, steps: Steps) -> Steps:

@@ -5,23 +5,17 @@ arrive at a queue in order. If the checksum shows that the rows are the same, th
 writer's last stored row. The broker keeps only this last row for each writer and queue, in 400 bytes. A table of all
 rows would use 150 bytes for each row.
 
-The table is derived from the log, because each message contains its id:
-- config/gantryWriters.json contains the table for the log up to a physical offset. The file is written before the first
-  row is stored. Without it, the table is empty.
-- At start, the broker adds the rows after this offset. If that takes longer than 0.2 s, it continues when the first
-  idempotent writer sends. The requests of idempotent writers wait until the table is complete.
-- A slave that becomes master reads the log when the first idempotent writer sends.
+The table is derived from the log (`log_table`), because each message contains its id. config/gantryWriters.json is
+written before the first row is stored. Without this file, the table is empty.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from gantrymq.broker.append import Appender
 from gantrymq.broker.context import BrokerContext
-from gantrymq.broker.feature import Feature
 from gantrymq.broker.send.idempotent_rows import (
     ROW_ID,
     SEQUENCE,
@@ -34,6 +28,7 @@ from gantrymq.broker.send.idempotent_rows import (
     sent_row,
     without,
 )
+from gantrymq.broker.send.log_table import LogTable
 from gantrymq.broker.send.write_ids import WriteIds, Written, key_of
 from gantrymq.broker.tables import in_pieces
 from gantrymq.errors import IllegalMessage, RecordError, RequestRefused, StoreError
@@ -60,51 +55,37 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 from gantrymq.system import files
-from gantrymq.system.clock import monotonic, now_ms
+from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
 FILE_NAME = "gantryWriters.json"
-#: Interval at which expired entries are removed, in seconds.
-_LOOK_S = 10.0
 #: The file is rewritten each time the log has grown by this size, in bytes. A restart reads the log after the file's
 #: position.
 _LOG_BYTES = 64 * 1024 * 1024
-#: Longest time for which a start reads the log, in seconds.
-_START_S = 0.2
-#: After the start, the log is read in slices of this length, each followed by an equal pause, in seconds.
-_SLICE_S = 0.005
-#: Longest wait of a request until the log is read, in seconds. It is shorter than the default timeout of a client, 3 s.
-_WAIT_S = 2.0
 #: Maximum number of queues that one step of a request looks up.
 _QUEUES_AT_ONCE = 500
 
 
-class IdempotentWrites(Feature):
+class IdempotentWrites(LogTable):
     """Handles the idempotent writes of one broker, and keeps their table."""
 
     def __init__(self, context: BrokerContext, *, appender: Appender) -> None:
+        super().__init__(
+            context,
+            appender=appender,
+            file_name=FILE_NAME,
+            mark=b"\x02" + SEQUENCE + b"\x01",
+            entries="what idempotent writers have written",
+            forgetting="forget idempotent writers",
+        )
         self._long_requests = context.long_requests
-        self._config = context.config
-        self._path = context.config.store.config_directory / FILE_NAME
-        self._appender = appender
-        self._store = appender.store
         self.table = WriteIds()
-        self._file = context.persistence.file(self._path, self._encode, follows_log=True)
         self._has_file = False
         #: (topic, queue id) -> the queue at the last request. If the store has another object, the queue was deleted.
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         #: Topic -> largest queue id in the table.
         self._last_queues: dict[str, int] = {}
-        #: The records that are still to be read, and the physical offset of the first one.
-        self._records: Iterator[Record | None] | None = None
-        self._start = 0
-        #: True if the broker is a slave.
-        self._follows = False
-        self._all_read = asyncio.Event()
-        self._all_read.set()
-        self._reading = context.jobs.repeating("read what idempotent writers have written", self._read_on)
-        self._looking = context.jobs.repeating("forget idempotent writers", self._look, _LOOK_S)
 
     def __len__(self) -> int:
         return len(self.table.ranges)
@@ -115,101 +96,37 @@ class IdempotentWrites(Feature):
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Reads the file, and the log after it for at most _START_S. The store must be open. Raises StoreError."""
         backup = self._path.with_name(self._path.name + ".bak")
         self._has_file = files.exists(self._path) or files.exists(backup)
-        if not self._has_file:
-            return
+        super().load()
+
+    @property
+    def _is_needed(self) -> bool:
+        return self._has_file
+
+    def _load_table(self) -> int | None:
         table = self._file.load(WriteIds, can_be_rebuilt=True)
-        start = None if table is None else self._begins(table.position)
-        if table is not None and start is not None:
-            self._all_read.clear()
-            self.table, self._start = table, start
-            for key in table.ranges:
-                topic, _, rest = key.partition("@")
-                queue_id = rest.partition("@")[0]
-                if queue_id.isdecimal():
-                    self._has_queue(topic, int(queue_id))
-        else:
-            self._begin_anew()
-            log.warning(
-                "%s doesn't fit the log: idempotent writers are made from the log from %d on", self._path, self._start
-            )
-            # If the broker is killed before the next write, the next start needs a valid file.
-            self._file.write_now()
-        self._read(_START_S)
-
-    def _begin_anew(self) -> None:
-        """Discards the table. The next reads build it from the log of the last `idempotentWriterKeepTime` ms."""
-        self._all_read.clear()
-        self._records = None
-        self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
-        self.table = WriteIds(self._start)
-
-    def _read(self, seconds: float) -> bool:
-        """Adds the rows of the log to the table for `seconds`. Returns whether the table is complete."""
-        end = monotonic() + seconds
-        if self._records is None:
-            self._records = self._store.look_for_records(b"\x02" + SEQUENCE + b"\x01", self._start)
-        try:
-            for record in self._records:
-                if record is not None:
-                    self._learn(record)
-                if monotonic() >= end:
-                    return False
-        except RecordError as e:
-            log.error("idempotent writers: the log can't be read on: %s", e)
-        except BaseException:
-            # Rows may be missing, so the next call starts again.
-            self._records = None
-            raise
-        self._records = None
-        self.table.forget(now_ms() - self._config.idempotent_writer_keep_time)
-        self._all_read.set()
-        return True
-
-    def _read_on(self) -> float | None:
-        if not self._read(_SLICE_S):
-            return _SLICE_S
-        self._looking.start()
-        return None
-
-    async def start(self) -> None:
-        if self.is_read and self._has_file:
-            self._looking.start()
-
-    async def become_slave(self) -> None:
-        """Stops the background work. From this point, the log is a copy of the master's."""
-        self._follows = True
-        await self.stop()
-
-    async def become_master(self) -> None:
-        """Discards the table, because the broker was a slave. The log has the rows that the former master stored."""
-        if self._follows:
-            self._follows = False
-            self._begin_anew()
-            self._file.write_soon()
-
-    async def stop(self) -> None:
-        self._reading.cancel()
-        self._looking.cancel()
-
-    def _begins(self, position: int) -> int | None:
-        """Returns the physical offset at which to continue; None if the file does not belong to this log."""
-        store = self._store
-        if position < store.min_physical_offset or position == store.max_physical_offset:
-            return max(position, store.min_physical_offset)
-        try:
-            record = next(store.records_with(b"", position), None)
-        except RecordError:
+        if table is None:
             return None
-        # If the file ends with a blank, the next record is at the start of the next file.
-        end_of_file = position - position % store.config.mapped_file_size_commit_log
-        end_of_file += store.config.mapped_file_size_commit_log
-        return position if record is not None and record.physical_offset in (position, end_of_file) else None
+        self.table = table
+        for key in table.ranges:
+            topic, _, rest = key.partition("@")
+            queue_id = rest.partition("@")[0]
+            if queue_id.isdecimal():
+                self._has_queue(topic, int(queue_id))
+        return table.position
+
+    def _clear(self, position: int) -> None:
+        self.table = WriteIds(position)
+
+    def _keep_ms(self) -> int:
+        return self._config.idempotent_writer_keep_time
+
+    def _forget(self) -> int:
+        return self.table.forget(now_ms() - self._keep_ms())
 
     def _learn(self, record: Record) -> None:
-        """Adds the row in a log record to the table, if it is newer than the writer's entry."""
+        """Adds the row of a record to the table, if it is newer than the writer's entry."""
         topic, queue_id = record.topic.decode(errors="replace"), record.queue_id
         chain = decode_sequence(find_property(record.properties, SEQUENCE) or b"", target_of(topic, queue_id))
         queue = self._store.find_queue(topic, queue_id)
@@ -231,14 +148,12 @@ class IdempotentWrites(Feature):
             self._has_queue(topic, queue_id)
 
     def _encode(self) -> Iterator[bytes]:
-        if self.is_read:
+        if self._is_current:
             self.table.read_to(self._store.max_physical_offset)
         return in_pieces(self.table)
 
     def _look(self) -> None:
-        """Removes expired entries. Schedules a write of the file if the table or the log has changed enough."""
-        forgotten = self.table.forget(now_ms() - self._config.idempotent_writer_keep_time)
-        if forgotten or self._store.max_physical_offset - self.table.position > _LOG_BYTES:
+        if self._forget() or self._store.max_physical_offset - self.table.position > _LOG_BYTES:
             self._file.changed()
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -285,20 +200,6 @@ class IdempotentWrites(Feature):
         return rows._replace(new=None, last_row=written.row, first_offset=offset if is_last else -1)
 
     @property
-    def is_read(self) -> bool:
-        """Whether the table is complete. Requests must wait until then."""
-        return self._all_read.is_set()
-
-    async def read(self) -> None:
-        """Continues to read the log, and returns when `is_read`. Raises RequestRefused after _WAIT_S."""
-        self._reading.start(0.0)
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                await self._all_read.wait()
-        except TimeoutError:
-            raise _still_reading() from None
-
-    @property
     def is_begun(self) -> bool:
         """Whether the file exists. Rows are stored only after that: without the file, a start does not read the log."""
         return self._has_file
@@ -343,7 +244,7 @@ class IdempotentWrites(Feature):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the writer has more than {MAX_ID_LENGTH} characters")
         if not self.is_read:
             self._reading.start(0.0)
-            raise _still_reading()
+            raise self._still_reading()
         return self._long_requests.run(connection, request, self._queues_of(header))
 
     def _queues_of(self, header: GetWriterQueuesRequestHeader) -> Steps:
@@ -402,11 +303,3 @@ def _listed_queues(request: RemotingCommand) -> str:
 def _shared(text: str) -> str:
     """Returns one object for equal strings, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
     return text
-
-
-def _still_reading() -> RequestRefused:
-    return RequestRefused(
-        ResponseCode.SYSTEM_BUSY,
-        "[OVERLOAD]system busy: the broker still reads in its log what idempotent writers have written before it "
-        "started, try again later",
-    )

@@ -14,9 +14,9 @@ from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays, recall_handle
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.replication import not_enough
-from gantrymq.broker.send.batches import BatchSends
+from gantrymq.broker.send.batches import BatchSends, StoredIds
+from gantrymq.broker.send.deduplication import deduplicate_id
 from gantrymq.broker.send.fast_path import PlainSends
-from gantrymq.broker.send.idempotent_writes import IdempotentWrites
 from gantrymq.broker.send.queues import SendQueues
 from gantrymq.broker.send.retry_topics import RetryTopics
 from gantrymq.broker.transaction import HalfBatches, half_properties, half_queue
@@ -36,6 +36,7 @@ from gantrymq.protocol.properties import (
     is_waited_for,
     without_property,
 )
+from gantrymq.protocol.record import Record
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
@@ -64,7 +65,7 @@ class SendProcessor(Feature):
         delays: Delays,
         retry: RetryTopics,
         waits: RequestWaits,
-        writers: IdempotentWrites,
+        stored_ids: StoredIds,
     ) -> None:
         config = context.config
         self._config = config
@@ -86,6 +87,7 @@ class SendProcessor(Feature):
         self._queues = SendQueues(appender.store, context.topics, waits.new_topics, waits.files, context.rate_limits)
         self._new_topics = waits.new_topics
         self._preallocation_waits = waits.files
+        self._deduplication = stored_ids.deduplication
         self.plain = (
             PlainSends(native, appender, pending_responses, context.long_requests) if native is not None else None
         )
@@ -102,7 +104,7 @@ class SendProcessor(Feature):
                 unique_keys=self._unique_keys,
                 counts=self._transactions,
             ),
-            writers=writers,
+            stored_ids=stored_ids,
             plain=self.plain,
         )
         self._begin_plain()
@@ -167,8 +169,7 @@ class SendProcessor(Feature):
             self._pending_responses.check_capacity()
         queue = self._queues.find(target, options, connection, request)
         if queue is None:
-            self._new_topics.hold(connection, request, self.send, target.topic)
-            return None
+            return self._without_queue(connection, request, target.topic)
         if self._is_safe and self._pending_responses.lacks_replicas and is_waited_for(properties):
             raise not_enough()
         properties = self._complete(properties, text)
@@ -232,6 +233,71 @@ class SendProcessor(Feature):
             return None
         return (response,)
 
+    # -- topics with a deduplication window -------------------------------------------------------------------------
+
+    def _without_queue(self, connection: Connection, request: RemotingCommand, topic: str) -> Reply:
+        """Handles a send for which `SendQueues.find` returned None."""
+        if not self._queues.is_checked and self._deduplication.window_ms(topic):
+            return self._send_once(connection, request)
+        self._new_topics.hold(connection, request, self.send, topic)
+        return None
+
+    def _send_once(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Stores a message, or answers with the position of an earlier message with the same deduplication id."""
+        target, _, _, properties, options = decode_send_request(request)
+        message_id = deduplicate_id(properties)
+        if not message_id:
+            with self._queues.checked():
+                return self.send(connection, request)
+        if self._is_transaction(properties, options.reconsume_times):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a half message can't have a deduplication id"
+            )
+        deduplication = self._deduplication
+        if not deduplication.is_read:
+            connection.respond_with(request, self._send_when_read(connection, request))
+            return None
+        first = deduplication.find(target.topic, message_id)
+        if first is not None:
+            return self._answer_again(connection, request, first)
+        deduplication.check_capacity(1)
+        end = self._appender.store.max_physical_offset
+        with self._queues.checked():
+            reply = self.send(connection, request)
+        # Nothing was stored if the request waits for a file or for its topic.
+        if self._appender.store.max_physical_offset > end:
+            deduplication.stored_at(end)
+        return reply
+
+    async def _send_when_read(self, connection: Connection, request: RemotingCommand) -> Reply:
+        await self._deduplication.read()
+        return self.send(connection, request)
+
+    def _answer_again(self, connection: Connection, request: RemotingCommand, first: Record) -> Reply:
+        """Returns the response for a message that is stored already, as `first`. Raises the errors of `find`."""
+        target, _, _, properties, options = decode_send_request(request)
+        with self._queues.checked():
+            if self._queues.find(target, options, connection, request) is None:
+                return self._without_queue(connection, request, target.topic)
+        if self._is_safe and self._pending_responses.lacks_replicas and is_waited_for(properties):
+            raise not_enough()
+        self._deduplication.count_repeated(target.topic)
+        # A delayed message is in a system topic. The response has its real queue.
+        real_queue_id = find_property(first.properties, b"REAL_QID") or b""
+        is_waiting = first.topic != target.topic.encode()
+        is_of_timer = first.topic == TIMER_TOPIC.encode()
+        return self._answer(
+            connection,
+            request,
+            PutResult(first.queue_offset, first.physical_offset, first.size, first.store_timestamp),
+            int(real_queue_id) if is_waiting and real_queue_id.isdigit() else first.queue_id,
+            properties,
+            transaction_id=(find_property(first.properties, b"UNIQ_KEY") or b"").decode(errors="replace"),
+            recall_handle=recall_handle(self._config.broker_name, first.properties) if is_of_timer else None,
+        )
+
+    # -- half messages ----------------------------------------------------------------------------------------------
+
     def _is_transaction(self, properties: bytes, reconsume_times: int) -> bool:
         """Returns whether a message is a half message."""
         if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
@@ -282,7 +348,7 @@ class SendProcessor(Feature):
         transaction_id: str | None = None,
         recall_handle: str | None = None,
     ) -> Reply:
-        """Returns the response for a half message or a message with a recall handle, or None if it waits."""
+        """Returns the response for a half message, a repeated message or one with a recall handle; None if it waits."""
         response = RemotingCommand.response(
             header=SendMessageResponseHeader(
                 msg_id=encode_offset_message_id(self._appender.store_host, result.physical_offset),

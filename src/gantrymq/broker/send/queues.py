@@ -1,13 +1,14 @@
 """SendQueues: finds the queue of a send and checks that it is writable (`AbstractSendMessageProcessor.msgCheck`).
 
 The checks of a topic are on the hot path. Their result is cached until the topic changes. The queues of a topic with a
-rate limit are not cached, so each of its sends reaches the limit, and native code handles none of them. Neither are
-those of a compaction topic: each of its messages needs a key.
+rate limit or a deduplication window are not cached, so each of its sends reaches the limit or the table of ids, and
+native code handles none of them. Neither are those of a compaction topic: each of its messages needs a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from gantrymq.broker.append import NORMAL, NewTopics, PreallocationWaits, message_type
 from gantrymq.broker.tables import BrokerTopics, RateLimits
@@ -51,8 +52,24 @@ class SendQueues:
         self._new_topics = new_topics
         self._preallocation_waits = preallocation_waits
         self._rate_limits = rate_limits
+        #: True while a send is stored whose deduplication id was checked.
+        self._is_checked = False
         #: Writable topic -> its queues by id. A queue is None until it is requested.
         self._writable: dict[str, list[ConsumeQueue | None]] = {}
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Lets `find` return the queues of topics with a deduplication window."""
+        self._is_checked = True
+        try:
+            yield
+        finally:
+            self._is_checked = False
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `checked` is in use."""
+        return self._is_checked
 
     def topics_changed(self, names: Collection[str] = ()) -> None:
         """Drops the cached queues of these topics; of all topics if there are no names."""
@@ -74,8 +91,9 @@ class SendQueues:
     ) -> ConsumeQueue | None:
         """Returns the queue of a send. Creates a missing topic if the configuration allows it.
 
-        Returns None if the request must wait: the topic is not on disk yet, or earlier requests wait for it. Raises
-        RequestRefused if the queue does not exist or is not writable, and above a rate limit.
+        Returns None if the request must wait: the topic is not on disk yet, or earlier requests wait for it. Also
+        returns None if the topic has a deduplication window, except in `checked`. Raises RequestRefused if the queue
+        does not exist or is not writable, and above a rate limit.
         """
         topic = target.topic
         queues = self._writable.get(topic)
@@ -140,12 +158,15 @@ class SendQueues:
         has_waited = self._new_topics.is_answering or self._preallocation_waits.is_answering
         if not self._topics.is_written(topic) or (is_waiting and not has_waited):
             return None
+        has_window = bool(config.attributes) and self._topics.deduplication_window_ms(topic) > 0
+        if has_window and not self._is_checked:
+            return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
         if self._rate_limits.limits_sends(config):
             # A request that has waited for a file was counted before.
             if not self._preallocation_waits.is_answering:
                 self._rate_limits.admit_send(config, connection, request.body, is_batch=options.batch)
-        elif not is_waiting and not self.needs_keys(topic):
+        elif not (is_waiting or has_window or self.needs_keys(topic)):
             # If the queues were cached now, later requests would overtake the waiting ones.
             self._writable[topic] = queues
         return queues

@@ -31,6 +31,9 @@ RETENTION_BYTES = "retention.bytes"
 #: in bytes a second.
 RATE_LIMIT_MESSAGES = "rate.limit.messages"
 RATE_LIMIT_BYTES = "rate.limit.bytes"
+#: Topic attribute that Java does not have: the time in which the broker stores a message with a DEDUPLICATE_ID only
+#: once, in ms.
+DEDUPLICATION_WINDOW_MS = "deduplication.window.ms"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
 
@@ -75,6 +78,7 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
     RETENTION_MS: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
     RETENTION_BYTES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
+    DEDUPLICATION_WINDOW_MS: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
     **_RATE_LIMITS,
 }
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
@@ -116,6 +120,17 @@ def retention_limits(topic: str, topic_attributes: Mapping[str, str]) -> Retenti
     if max_age_ms is max_bytes is None or is_system_topic(topic) or topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     return RetentionLimits(max_age_ms, max_bytes)
+
+
+def deduplication_window_ms(topic: str, topic_attributes: Mapping[str, str]) -> int:
+    """Returns the deduplication window of a topic with these attributes, in ms; 0 if it has none.
+
+    System topics and topics for retries have none, because the broker itself stores copies of messages there.
+    """
+    window_ms = limit_of(topic_attributes, DEDUPLICATION_WINDOW_MS)
+    if window_ms is None or is_system_topic(topic) or topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+        return 0
+    return window_ms
 
 
 def priority_factor(group_attributes: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.feature import Feature
-from gantrymq.broker.tables.attributes import is_compacted, retention_limits
+from gantrymq.broker.tables.attributes import deduplication_window_ms, is_compacted, retention_limits
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -115,6 +115,11 @@ class BrokerTopics(Feature):
         """Returns the retention of a topic; None if it has none."""
         config = self.get(topic)
         return retention_limits(topic, config.attributes) if config is not None and config.attributes else None
+
+    def deduplication_window_ms(self, topic: str) -> int:
+        """Returns the deduplication window of a topic, in ms; 0 if it has none."""
+        config = self.get(topic)
+        return deduplication_window_ms(topic, config.attributes) if config is not None and config.attributes else 0
 
     def put(self, *topics: TopicConfig) -> None:
         """Creates or replaces topics."""

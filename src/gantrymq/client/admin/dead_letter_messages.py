@@ -31,6 +31,7 @@ PUT_ON_THE_WAY = frozenset(
         names.CONSUME_START_TIMESTAMP,
         names.CORRELATION_ID,
         names.CRC32,
+        names.DEDUPLICATE_ID,
         names.DELAY_TIME_LEVEL,
         names.FIRST_POP_TIME,
         names.MAX_OFFSET,

@@ -191,11 +191,13 @@ def split_result(result: SendResult, count: int) -> list[SendResult]:
     """
     if count == 1:
         return [result]
-    status, msg_ids, queue, first, ids, *rest = result
+    status, msg_ids, queue, first, ids, *rest, offsets = result
     offset_ids = ids.split(",")
     if len(offset_ids) != count:
         offset_ids = [ids] * count
     return [
-        _new(SendResult, (status, msg_id, queue, offset, offset_id, *rest))
-        for offset, (msg_id, offset_id) in enumerate(zip(msg_ids.split(","), offset_ids, strict=True), first)
+        _new(SendResult, (status, msg_id, queue, offset, offset_id, *rest, None))
+        for offset, msg_id, offset_id in zip(
+            range(first, first + count) if offsets is None else offsets, msg_ids.split(","), offset_ids, strict=True
+        )
     ]

@@ -25,7 +25,7 @@ from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMes
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.sender import Sender
+from gantrymq.client.producing.sender import MIN_TRY_MS, Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_middleware import SendTraces
 from gantrymq.errors import (
@@ -38,7 +38,9 @@ from gantrymq.errors import (
     RemotingError,
     RequestTimeout,
     RouteNotReady,
+    SendOutcomeUnknown,
 )
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
@@ -49,6 +51,12 @@ from gantrymq.protocol.recall_handle import decode_recall_handle
 from gantrymq.remoting.connection import RequestHandler
 from gantrymq.system import clock, network
 from gantrymq.times import duration_ms
+
+log = peer_log(__name__)
+
+#: The properties that select the queue of a message. They are constants here, because each send looks for them.
+SHARDING_KEY, DEDUPLICATE_ID = names.SHARDING_KEY, names.DEDUPLICATE_ID
+SELECTING = frozenset((SHARDING_KEY, DEDUPLICATE_ID))
 
 #: Default timeout of a call, in seconds.
 TIMEOUT_S = TIMEOUT_MS / 1000
@@ -147,8 +155,9 @@ class Producer(Lifecycle):
         """Stores `message` in a broker.
 
         The client uses the queues of the topic in turn. If the message has a `sharding_key`, its hash code selects the
-        queue. A send to a selected queue is retried only while the broker's master changes, and never on another
-        broker.
+        queue, otherwise that of its `deduplicate_id`. A send to a selected queue is never retried on another broker. It
+        is retried while the broker's master changes. With a `deduplicate_id`, it is also retried if the connection is
+        lost.
 
         Args:
             message: Message to send.
@@ -167,8 +176,9 @@ class Producer(Lifecycle):
             ClientError: `select` fails, or returns anything other than one of the topic's queues; or middleware does
                 not return the result of its `call`.
             NoRouteInfo: The topic has no route.
-            RouteNotReady: A NameServer has just started, and the topic's route is incomplete. Raised only with `select`
-                or a `sharding_key`, which could select another queue than with the complete route.
+            RouteNotReady: A NameServer has just started, and the topic's route is incomplete. Raised only with
+                `select`, a `sharding_key` or a `deduplicate_id`, which could select another queue than with the
+                complete route.
             BrokerUnavailable: No broker of the topic has a master at present.
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
@@ -205,8 +215,8 @@ class Producer(Lifecycle):
         """Sends one message without the middleware. Also works while the producer closes, for traces."""
         topic = self._topic(message, queue)
         encoded = self._encoder.encode(topic, message, message.properties)
-        if queue is None and names.SHARDING_KEY in message.properties:
-            return self._send_by_key([message], encoded, timeout_ms)
+        if (own := message.properties) and (DEDUPLICATE_ID in own or (queue is None and SHARDING_KEY in own)):
+            return self._send_by_key([message], encoded, timeout_ms, queue)
         return self._send_encoded(encoded, timeout_ms, queue)
 
     async def send_batch(
@@ -214,8 +224,9 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores messages of one topic in one queue, in one request.
 
-        The broker stores either all messages or none. Raises the errors of `send`, and ClientError if the sharding
-        keys of the messages select several queues and `queue` is not given.
+        The broker stores either all messages or none. Messages that it has stored before (`deduplicate_id`) are left
+        out. Raises the errors of `send`, and ClientError if `queue` is not given and the sharding keys of the messages
+        select several queues, or their ids select several brokers.
 
         Args:
             messages: Messages to send.
@@ -234,7 +245,7 @@ class Producer(Lifecycle):
         topic = self._topic(messages[0], queue)
         properties = [message.properties for message in messages]
         encoded = self._encoder.encode_batch(topic, messages, properties)
-        if queue is None and any(properties) and names.SHARDING_KEY in chain.from_iterable(properties):
+        if queue is None and any(properties) and not SELECTING.isdisjoint(chain.from_iterable(properties)):
             return await self._send_by_key(messages, encoded, timeout_ms)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
@@ -270,7 +281,7 @@ class Producer(Lifecycle):
             raise ClientError("this producer makes no batches: give it linger, or use send")
         if self._around is not None:
             future = await self._add_around(message, timeout_ms, queue, or_alone)
-        elif queue is None and names.SHARDING_KEY in message.properties:
+        elif queue is None and (own := message.properties) and (SHARDING_KEY in own or DEDUPLICATE_ID in own):
             future = await self._add_by_key(message, timeout_ms)
         else:
             future = self._add_to_batch(message, timeout_ms, queue)
@@ -295,7 +306,7 @@ class Producer(Lifecycle):
                 if or_alone and not may_be_batched(changed):
                     enqueued.set_added()
                     return await self._send_now(changed, timeout_ms, queue)
-                if queue is None and names.SHARDING_KEY in changed.properties:
+                if queue is None and not SELECTING.isdisjoint(changed.properties):
                     future = await self._add_by_key(changed, timeout_ms)
                 else:
                     future = self._add_to_batch(changed, timeout_ms, queue)
@@ -361,7 +372,7 @@ class Producer(Lifecycle):
         """Returns the message id, and HOST:PORT of the broker."""
         topic = self._topic(message, queue)
         encoded = self._encoder.encode(topic, message, message.properties)
-        if queue is None and names.SHARDING_KEY in message.properties:
+        if queue is None and not SELECTING.isdisjoint(message.properties):
             queue = await self._queue_of_key([message], TIMEOUT_MS)
         if self._encoder.wants_compression(encoded):
             encoded = await self._encoder.compress(encoded)
@@ -468,11 +479,31 @@ class Producer(Lifecycle):
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
 
-    async def _send_by_key(self, messages: Sequence[Message], encoded: EncodedMessage, timeout_ms: int) -> SendResult:
-        """Sends to the queue of the sharding keys. The timeout includes the search for the queue."""
+    async def _send_by_key(
+        self, messages: Sequence[Message], encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Sends to `queue`, or to the queue of the sharding keys or ids. The timeout includes the search for the queue.
+
+        If all messages have ids, repeats the send after a lost connection. If a message was stored before, the result
+        has the unique key of the stored message.
+        """
         deadline = clock.monotonic() + timeout_ms / 1000
-        queue = await self._queue_of_key(messages, timeout_ms)
-        return await self._send_encoded(encoded, _left_ms(deadline), queue)
+        if queue is None:
+            queue = await self._queue_of_key(messages, timeout_ms)
+        have_ids = all(DEDUPLICATE_ID in message.properties for message in messages)
+        repeats_left = self._options.retry_times if have_ids else 0
+        while True:
+            try:
+                result = await self._send_encoded(encoded, _left_ms(deadline), queue)
+                break
+            except SendOutcomeUnknown as e:
+                if not repeats_left or e.status is not None or _left_ms(deadline) < MIN_TRY_MS:
+                    raise
+                log.info("send of %s to %s is repeated: %s", encoded.msg_id, queue, e)
+                repeats_left -= 1
+        if have_ids and len(messages) == 1 and result.transaction_id:
+            result = result._replace(msg_id=result.transaction_id)
+        return result
 
     async def _prepare_and_send(
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
@@ -550,11 +581,23 @@ class Producer(Lifecycle):
         return queue
 
     async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
-        """Returns the queue of the sharding keys, or None without keys. Raises ClientError for several queues."""
+        """Returns the queue of the sharding keys or ids, or None without them.
+
+        Raises ClientError if the keys select several queues or, without keys, the ids select several brokers.
+        """
         keys = {key for message in messages if (key := message.sharding_key)}
-        if not keys:
+        ids = [] if keys else [own for message in messages if (own := message.deduplicate_id)]
+        if not keys and not ids:
             return None
         queues = await self._queues(messages[0].topic, timeout_ms)
+        if ids:
+            found_for_ids = [queue_by_hash(own, queues) for own in ids]
+            if len({queue.broker_name for queue in found_for_ids}) > 1:
+                raise ClientError(
+                    "the deduplication ids of a batch map to different brokers: send the messages one by one, with "
+                    "linger, or pass queue="
+                )
+            return found_for_ids[0]
         found = {queue_by_hash(key, queues): key for key in sorted(keys)}
         if len(found) > 1:
             first, second, *_ = found.values()

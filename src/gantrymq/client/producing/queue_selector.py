@@ -34,7 +34,7 @@ def select_by_hash(key: Any) -> QueueSelector:
 
 
 def queue_by_hash(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Returns the queue for messages with the sharding key `key`."""
+    """Returns the queue for messages with the sharding key or deduplication id `key`."""
     return _at(queues, string_hash_code(key))
 
 

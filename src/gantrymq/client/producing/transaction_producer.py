@@ -25,7 +25,7 @@ from gantrymq.client.producing.message_encoder import DELAYS
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
-from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout, SendOutcomeUnknown
+from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import sys_flag
@@ -128,10 +128,13 @@ class TransactionProducer(Producer):
             The result of the half message, and the state of the local transaction.
 
         Raises:
+            IllegalMessage: The message is invalid, or has a `deduplicate_id`.
             GantryError: As for `send`. The local transaction has not run.
         """
         timeout_ms = duration_ms("timeout", timeout)
         self._check_open()
+        if message.deduplicate_id:
+            raise IllegalMessage("a message of a transaction can't have a deduplicate_id: it may be rolled back")
         # The broker checks transactions with connected producers, so send a heartbeat before the half message.
         deadline = clock.monotonic() + timeout_ms / 1000
         try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from gantrymq.client.admin.base import any_address, transport_of
-from gantrymq.console.cluster_view import ClusterView, TopicSeen, message_type
+from gantrymq.console.cluster_view import MESSAGE_TYPE, ClusterView, TopicSeen, message_type
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.pages import BadArguments
@@ -105,8 +105,6 @@ class TopicPage(msgspec.Struct):
     kind: str
     clusters: list[str]
     message_type: str
-    #: All attributes of the topic, such as `cleanup.policy`.
-    attributes: dict[str, str]
     in_tps: float
     #: The value is None if a broker did not report its queues.
     messages: int | None
@@ -121,6 +119,8 @@ class TopicPage(msgspec.Struct):
     found: MessagesPage | None
     #: Lag of each of `groups`, messages; None until the first query is complete.
     lags: dict[str, int | None]
+    #: The attributes other than the message type, such as `cleanup.policy`, sorted by name.
+    attributes: dict[str, str]
 
 
 async def topics(view: ClusterView, arguments: TopicsArguments) -> Topics:
@@ -223,7 +223,6 @@ async def topic(view: ClusterView, arguments: TopicArguments) -> TopicPage:
         topic_kind(name, await view.servers.get()),
         sorted({data.cluster for data in route.broker_datas}),
         message_type(config) if config is not None else "",
-        config.attributes if config is not None else {},
         stats.topic_put_tps,
         None if unasked else sum(queue.messages for queue in queues),
         _on_brokers(route, addresses),
@@ -233,6 +232,7 @@ async def topic(view: ClusterView, arguments: TopicArguments) -> TopicPage:
         arguments.tab,
         found,
         {group: of_topics[name].lag if name in (of_topics := progress.get(group, {})) else None for group in groups},
+        {key: value for key, value in sorted(config.attributes.items()) if key != MESSAGE_TYPE} if config else {},
     )
 
 

@@ -49,7 +49,8 @@ class SendMessageResponseHeader(Header):
     """The response to a send. `msg_id` is the offset message id. For a batch, several ids are joined by commas.
 
     `msg_region` and `trace_on` ("true" or "false") control whether clients write a trace. `gantry_last_row` is for an
-    idempotent writer (`protocol.row_ids`).
+    idempotent writer (`protocol.row_ids`). `gantry_offsets` has the queue offsets of a batch's messages, joined by
+    commas. A broker sends it if they are not successive, because it had stored some of the messages before.
     """
 
     msg_id: str
@@ -61,6 +62,7 @@ class SendMessageResponseHeader(Header):
     msg_region: str | None = msgspec.field(name="MSG_REGION", default=None)
     trace_on: str | None = msgspec.field(name="TRACE_ON", default=None)
     gantry_last_row: Int64 | None = None
+    gantry_offsets: str | None = None
 
 
 class GetWriterQueuesRequestHeader(Header):

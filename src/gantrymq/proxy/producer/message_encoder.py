@@ -40,6 +40,7 @@ class EncodedMessage(NamedTuple):
     kind: str
     born_ms: int
     message_group: str
+    deduplicate_id: str
 
 
 class MessageEncoder:
@@ -92,6 +93,7 @@ class MessageEncoder:
             MessageType.Name(message_type(properties)),
             int(properties.get(names.BORN_TIMESTAMP) or now_ms()),
             system.message_group,
+            properties.get(names.DEDUPLICATE_ID, ""),
         )
 
     def _check_own_properties(self, message: Message) -> None:

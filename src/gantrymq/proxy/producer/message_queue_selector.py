@@ -1,4 +1,4 @@
-"""Selection of the queue for a message: by its message group, or round robin.
+"""Selection of the queue for a message: by its message group or deduplication id, or round robin.
 
 Sources: proxy/service/route/MessageQueueSelector, com.google.common.hash.Hashing (consistentHash).
 """
@@ -42,8 +42,10 @@ class MessageQueueSelector:
         #: Topic -> (route, its writable queues, round-robin counter), oldest route first.
         self._topics: dict[str, tuple[TopicRouteData, list[MessageQueue], Iterator[int]]] = {}
 
-    def choose(self, topic: str, route: TopicRouteData, message_group: str) -> MessageQueue | None:
-        """Returns the queue for a message, or None if no queue is writable.
+    def choose(self, topic: str, route: TopicRouteData, key: str) -> MessageQueue | None:
+        """Returns the queue for a message with a message group or a deduplication id `key`.
+
+        Returns None if no queue is writable.
 
         Raises ClientError for an invalid order configuration.
         """
@@ -58,6 +60,6 @@ class MessageQueueSelector:
         _, queues, turns = known
         if not queues:
             return None
-        if message_group:
-            return queues[consistent_hash(string_hash_code(message_group), len(queues))]
+        if key:
+            return queues[consistent_hash(string_hash_code(key), len(queues))]
         return queues[next(turns) % len(queues)]

@@ -104,7 +104,9 @@ class ProducerProcessor:
         await self._check_type(topic, encoded)
         first = encoded[0]
         route = await self._brokers.route(topic)
-        queue = self._queues.choose(topic, route, first.message_group if len(encoded) == 1 else "")
+        # A broker recognizes the ids of its own messages only, so an id selects the queue if no message group does.
+        key = (first.message_group if len(encoded) == 1 else "") or first.deduplicate_id
+        queue = self._queues.choose(topic, route, key)
         if queue is None:
             raise ProxyError(Code.FORBIDDEN, "no writable queue")
         try:
@@ -217,18 +219,21 @@ async def _response(call: Call, result: SendResult, encoded: list[EncodedMessage
         return SendMessageResponse(status=status(code), entries=[SendResultEntry(status=failed)] * len(encoded))
     response = SendMessageResponse(status=_OK)
     first, transaction_id, recall_handle = result.queue_offset, result.transaction_id or "", result.recall_handle or ""
+    offsets = result.queue_offsets or range(first, first + len(encoded))
     if len(encoded) == 1:
         response.entries.append(_entry(encoded[0], first, transaction_id, recall_handle))
     else:
         async for n, message in Slices(call, enumerate(encoded)):
-            response.entries.append(_entry(message, first + n, transaction_id, recall_handle))
+            response.entries.append(_entry(message, offsets[n], transaction_id, recall_handle))
     return response
 
 
 def _entry(message: EncodedMessage, offset: int, transaction_id: str, recall_handle: str) -> SendResultEntry:
+    # If the broker had stored the message before, this is the unique key of the stored message.
+    message_id = (message.deduplicate_id and transaction_id) or message.message_id
     return SendResultEntry(
         status=_OK,
-        message_id=message.message_id,
+        message_id=message_id,
         transaction_id=transaction_id,
         offset=offset,
         recall_handle=recall_handle,
