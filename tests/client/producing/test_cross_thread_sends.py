@@ -16,6 +16,7 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.cross_thread_sends import CrossThreadSends
 from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.sender import Sender
 from gantrymq.errors import BrokerError, ClientClosed, IllegalMessage, SendOutcomeUnknown
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -46,6 +47,10 @@ def keep_silent(connection: Connection) -> None:
 
 def send(producer: SyncProducer, message: Message = MESSAGE) -> SendStatus:
     return producer.send(message, timeout=TIMEOUT_S).status
+
+
+async def sender_of(producer: Producer) -> Sender:
+    return producer.sender
 
 
 @asynccontextmanager
@@ -124,16 +129,16 @@ async def test_a_cancelled_send_leaves_nothing() -> None:
             broker.sent.clear()
             future = sends.add(MESSAGE, TIMEOUT_S)
             await until(lambda: len(broker.sent) > 0)
-            connection = producer.client.remoting.open_connection(broker.address)
+            sender = await asyncio.wrap_future(thread.submit(sender_of(producer)))
+            connection = sender.client.remoting.open_connection(broker.address)
             assert connection is not None
-            assert len(connection.pending) == 1
+            await until(lambda: len(connection.pending) == 1)
             sends.cancel(future)
             with pytest.raises(CancelledError):
                 future.result()
             await until(lambda: len(connection.pending) == 0)
-            faults = producer.sender.faults
-            assert faults is not None
-            assert faults.items["broker"].under_way == 0
+            assert sender.faults is not None
+            assert sender.faults.items["broker"].under_way == 0
             await asyncio.wrap_future(thread.submit(producer.close()))
 
 

@@ -86,7 +86,9 @@ class CrossThreadSends:
         attempt, sender = self._attempts.pop(future)
         if answer.cancelled():
             sender.cancelled(attempt)
-        elif answer.exception() is None and type(result := answer.result()) is SendResult:
+            return
+        result = answer.result() if answer.exception() is None else None
+        if type(result) is SendResult:
             sender.stored(attempt)
             # Another thread may have cancelled the call.
             with suppress(InvalidStateError):
