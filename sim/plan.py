@@ -38,6 +38,12 @@ EXTRAS = (
 #: Workloads with their own random numbers; share of seeds with one, and share of these without server faults.
 LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
+#: Workloads of single features, each with its own random numbers; share of seeds with one. Half of them have no server
+#: faults. Add a new workload here and in `workloads.EXTRAS`.
+FEATURE_EXTRAS: tuple[str, ...] = ()
+_FEATURE_SHARE = 0.25
+#: Feature workloads whose messages a power failure can lose without SYNC_FLUSH, or syncs that lie: pops, for example.
+_LOSSY_FEATURES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,7 @@ def make_plan(seed: str) -> Plan:
         if not has_rotten:
             plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
     add_extra(plan)
+    add_feature(plan)
     add_far_clocks(plan)
     _add_young_name_servers(plan)
     plan.faults.sort(key=lambda fault: fault.at)
@@ -234,8 +241,24 @@ def add_extra(plan: Plan) -> None:
     if chance.random() < _LATER_EXTRAS_SHARE:
         plan.extras += (chance.choice(LATER_EXTRAS),)
         if chance.random() < _CALM_SHARE:
-            # The checkers of these workloads are strictest if the servers have no fault.
-            plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
+            _remove_server_faults(plan)
+
+
+def add_feature(plan: Plan) -> None:
+    """Adds one of FEATURE_EXTRAS to some plans."""
+    chance = Random(f"{plan.seed} features")
+    kinds = {fault.kind for fault in plan.faults}
+    is_lossy = "lies" in kinds or (not plan.is_synced and bool(kinds & {"power", "power-at-sync"}))
+    names = [name for name in FEATURE_EXTRAS if not is_lossy or name not in _LOSSY_FEATURES]
+    if names and chance.random() < _FEATURE_SHARE:
+        plan.extras += (chance.choice(names),)
+        if chance.random() < _CALM_SHARE:
+            _remove_server_faults(plan)
+
+
+def _remove_server_faults(plan: Plan) -> None:
+    """Removes the faults of servers, because the checkers of some workloads are strictest without them."""
+    plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
 
 
 def add_far_clocks(plan: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks
+from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks, add_feature
 
 #: Values of `Plan.mode`.
 ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLLED"
@@ -130,6 +130,7 @@ def with_replicas(plan: Plan) -> Plan | None:
     plan.extras = _extras(plan, Random(f"{plan.seed} extras of replicas"))
     if not _ALONE & {fault.kind for fault in plan.faults}:
         add_extra(plan)
+        add_feature(plan)
         add_far_clocks(plan)
     plan.faults.sort(key=lambda fault: fault.at)
     return plan

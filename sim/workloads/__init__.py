@@ -1,7 +1,7 @@
 """Additional workloads of a seed, each with programs of its own.
 
 The standard producers and consumers are in clients.py. A workload is a subclass of `Workload` (base.py). Its name is
-in `EXTRAS`, and plan.py selects some of them for a seed.
+in `EXTRAS` and in `plan.FEATURE_EXTRAS`. plan.py selects some of them for a seed.
 """
 
 from sim.workloads.base import Workload

@@ -14,10 +14,10 @@ _RUN = """
 import os, sys
 from sim import system
 system.install()
-from sim.plan import EXTRAS, LATER_EXTRAS, Fault, make_plan
+from sim.plan import EXTRAS, FEATURE_EXTRAS, LATER_EXTRAS, Fault, make_plan
 from sim.run import Run
 from sim.workloads import EXTRAS as WORKLOADS
-assert {*EXTRAS, *LATER_EXTRAS} == set(WORKLOADS)
+assert {*EXTRAS, *LATER_EXTRAS, *FEATURE_EXTRAS} == set(WORKLOADS)
 plan = make_plan("workloads")
 plan.messages, plan.brokers, plan.failures = 20, 2, 0.0
 plan.extras = tuple(sys.argv[1].split(","))
