@@ -40,10 +40,20 @@ LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 #: Workloads of single features, each with its own random numbers; share of seeds with one. Half of them have no server
 #: faults. Add a new workload here and in `workloads.EXTRAS`.
-FEATURE_EXTRAS: tuple[str, ...] = ()
+FEATURE_EXTRAS: tuple[str, ...] = (
+    "filters",
+    "permissions",
+    "priorities",
+    "proxies",
+    "rate-limits",
+    "topic-retention",
+    "writers",
+)
 _FEATURE_SHARE = 0.25
+#: Share of the seeds with such a workload whose brokers check permissions.
+_ACL_SHARE = 0.15
 #: Feature workloads whose messages a power failure can lose without SYNC_FLUSH, or syncs that lie: pops, for example.
-_LOSSY_FEATURES: frozenset[str] = frozenset()
+_LOSSY_FEATURES = {"filters", "priorities", "proxies", "rate-limits", "writers"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,8 @@ class Plan:
     controllers: int = 0
     #: True if slaves become acting masters for an absent master (`enableSlaveActingMaster`).
     acting: bool = False
+    #: True if brokers check the permissions of all requests.
+    acl: bool = False
 
     @property
     def broker_programs(self) -> list[str]:
@@ -250,8 +262,12 @@ def add_feature(plan: Plan) -> None:
     kinds = {fault.kind for fault in plan.faults}
     is_lossy = "lies" in kinds or (not plan.is_synced and bool(kinds & {"power", "power-at-sync"}))
     names = [name for name in FEATURE_EXTRAS if not is_lossy or name not in _LOSSY_FEATURES]
+    # A slave copies users some seconds after their creation.
+    names = [name for name in names if not plan.mode or name != "permissions"]
     if names and chance.random() < _FEATURE_SHARE:
-        plan.extras += (chance.choice(names),)
+        name = chance.choice(names)
+        plan.extras += (name,)
+        plan.acl = name == "permissions" or chance.random() < _ACL_SHARE
         if chance.random() < _CALM_SHARE:
             _remove_server_faults(plan)
 

@@ -10,14 +10,21 @@ from sim.workloads.comings import Comings
 from sim.workloads.configurations import Configurations
 from sim.workloads.dead_letter_queue import DeadLetters
 from sim.workloads.endings import Endings
+from sim.workloads.filters import Filters
 from sim.workloads.offsets import Offsets
+from sim.workloads.permissions import Permissions
 from sim.workloads.pop_resets import PopResets
+from sim.workloads.priorities import Priorities
+from sim.workloads.proxies import Proxies
+from sim.workloads.rate_limits import RateLimits
 from sim.workloads.recalls import Recalls
 from sim.workloads.recreations import Recreations
 from sim.workloads.requests import Requests
 from sim.workloads.retention import Retention
 from sim.workloads.slow_pops import SlowPops
+from sim.workloads.topic_retention import TopicRetention
 from sim.workloads.topics import Topics
+from sim.workloads.writers import Writers
 
 EXTRAS: dict[str, type[Workload]] = {
     "broadcasts": Broadcasts,
@@ -33,4 +40,11 @@ EXTRAS: dict[str, type[Workload]] = {
     "endings": Endings,
     "pop-resets": PopResets,
     "recreations": Recreations,
+    "filters": Filters,
+    "permissions": Permissions,
+    "priorities": Priorities,
+    "proxies": Proxies,
+    "rate-limits": RateLimits,
+    "topic-retention": TopicRetention,
+    "writers": Writers,
 }
