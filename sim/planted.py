@@ -46,6 +46,7 @@ BUGS = (
         "broker/append/pending_responses.py",
         "self._store.when_flushed(end, partial(self._flushed, waiting))",
         "self._loop.call_soon(self._answer, waiting, None)",
+        "is not on the disk",
     ),
     Planted(
         "a failed job is never retried",

@@ -141,6 +141,7 @@ class Scene:
             sent, ids = self.history.sent[name], result.offset_msg_id.split(",")
             sent.stored_by, sent.physical_offset = decode_offset_message_id(ids[number or 0])
             sent.broker = result.queue.broker_name
+            sent.is_flushed = result.status is SendStatus.SEND_OK
             if number is not None:
                 sent.place = sent.broker, result.queue.queue_id, result.queue_offset + number
         self.history.acknowledge(name, self.now())
