@@ -18,6 +18,8 @@ _SLOWER_SHARE = 0.2
 _AT_SYNC_SHARE = 0.125
 #: Share of seeds with clocks that are wrong by up to an hour, and share of these clocks that are wrong from the start.
 _FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
+#: Share of these clocks that are then wrong in the other direction, and share of these seeds without other faults.
+_JUMPS_SHARE, _ONLY_CLOCKS_SHARE = 0.3, 0.25
 #: Share of seeds without replicas in which NameServers restart and have partial routes.
 _YOUNG_SHARE = 0.04
 #: Workloads whose checkers depend on the clocks of the brokers.
@@ -288,14 +290,24 @@ def add_far_clocks(plan: Plan) -> None:
             at, lasts = -1.0, chance.uniform(5, 60)
         else:
             at, lasts = chance.uniform(0, FAULTS_S / 2), chance.uniform(0.5, 40)
+        strength = round(chance.random(), 2)
+        if chance.random() < _JUMPS_SHARE:
+            # The clock jumps over the right time: from ahead to behind, or the other way round.
+            since, back_s = max(at, 0.0) + lasts + 0.02, chance.uniform(2, 20)
+            plan.faults.append(Fault("far-clock", whom, round(since, 2), round(back_s, 2), round(1 - strength, 2)))
         # As in `make_plan`: a restart of a broker would cut its log at a damaged record.
         has_rot = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
-        plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), round(chance.random(), 2)))
+        plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), strength))
         if chance.random() < 0.5:
             restart, at = chance.choice(("kill", "end")), max(at, 0.0) + chance.uniform(-2, lasts + 5)
             lasts = chance.uniform(0.5, 5)
             if not has_rot:
                 plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(lasts, 2), 0.5))
+    if chance.random() < _ONLY_CLOCKS_SHARE:
+        # Then messages must arrive as soon as with right clocks.
+        plan.faults = [fault for fault in plan.faults if fault.kind == "far-clock"]
+        plan.failures, plan.extras = 0.0, ()
+        plan.acl = False
     # A wrong clock needs delayed messages to have an effect.
     plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 
