@@ -193,8 +193,8 @@ class Clients:
         self.scene.ask(Sent(name, TOPIC, asked_at=now))
         if kind < plan.oneway:
             await producer.send_oneway(Message(TOPIC, name.encode()))
-            if not plan.faults:
-                # A oneway send has no acknowledgement, but without faults the message arrives.
+            if not plan.faults and "rate-limits" not in plan.extras:
+                # A oneway send has no acknowledgement, but without faults and rate limits the message arrives.
                 self.scene.stored(name)
             return
         body = name.encode() + b" " * chance.choice((0, 0, 100, 3000))

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.admin.broker_config import properties_of
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig, BrokerRole
@@ -25,6 +26,7 @@ from gantrymq.remoting.tls import TlsMode
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from gantrymq.system import files
+from sim import access_control
 from sim.machine import Host, Process, State
 from sim.plan import Plan, broker_name
 from sim.replicas_plan import CONTROLLED, SYNC_MASTER
@@ -261,6 +263,7 @@ class Servers:
             register_name_server_period=REGISTER_MS,
             broker_config_path=_BROKER_FILE,
             store=store_config(self._plan),
+            auth=access_control.config_of_brokers() if self._plan.acl else AuthConfig(),
         )
         if self._plan.mode:
             config = self._replicated(config, program)
@@ -272,7 +275,7 @@ class Servers:
         store = from_properties(StoreConfig, properties, source=str(_BROKER_FILE))
         replication = from_properties(ReplicationConfig, properties, source=str(_BROKER_FILE))
         read = from_properties(BrokerConfig, properties, source=str(_BROKER_FILE))
-        return replace(read, store=store, replication=replication)
+        return replace(read, store=store, replication=replication, auth=config.auth)
 
     def _replicated(self, config: BrokerConfig, program: Program) -> BrokerConfig:
         plan = self._plan

@@ -19,7 +19,7 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.message_store import MessageStore
 from sim.clients import Clients
 from sim.cluster import ETCD_ADDRESS, Program, Servers, store_config
-from sim.history import History
+from sim.history import History, Outage
 from sim.machine import Host, State
 from sim.plan import QUEUES, TOPIC, Fault
 from sim.system import World
@@ -116,6 +116,7 @@ class Power:
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.disks[program.host.address].power_failed()
         self.goes(site, program)
+        self.keep_log(site, program)
 
     def goes(self, site: Site, program: Program) -> None:
         """Does everything except the loss of data on the disk."""
@@ -128,6 +129,19 @@ class Power:
             site.clients.scene.excuses.append(
                 lambda sent: sent.stored_at is not None and now - _UNSYNCED_S <= sent.stored_at <= now
             )
+
+    def keep_log(self, site: Site, program: Program) -> None:
+        """Records what the disk has of a broker's log, for the checker."""
+        if program not in site.servers.brokers or not site.servers.is_synced:
+            return
+        config = store_config(site.clients.scene.plan)
+        directory, log = f"{config.commit_log_directory}/", dict[int, bytes]()
+        for path, inode in site.world.disks[program.host.address].files():
+            name = path.removeprefix(directory)
+            if name.isdigit():
+                log[int(name)] = inode.read(0, inode.size)
+        size = config.mapped_file_size_commit_log
+        site.history.outages.append(Outage(program.name, site.world.loop.time(), size, log))
 
     def end(self, site: Site, program: Program) -> None:
         site.world.loop.network.without_power.discard(program.host.address)
@@ -155,7 +169,13 @@ class PowerAtSync(Power):
                 # Without these iterations, a client with a premature response would receive it only after the sync.
                 for _ in range(_TURNS):
                     world.loop.go_on(process)
-            world.loop.call_soon(disk.power_fails(), context=Context())
+            lose = disk.power_fails()
+
+            def failed() -> None:
+                lose()
+                self.keep_log(site, program)
+
+            world.loop.call_soon(failed, context=Context())
             site.history.note(world.loop.time(), f"the power of {program.name} goes before a sync")
             Context().run(self.goes, site, program)
 

@@ -35,6 +35,8 @@ class Sent:
     clock_error_s: float = 0.0
     #: Time of the acknowledgement, in seconds. None if there is none.
     stored_at: float | None = None
+    #: True if the broker stored the message as its mode requires (SEND_OK).
+    is_flushed: bool = False
     #: True if the transaction is rolled back: the message must never be delivered.
     is_void: bool = False
     #: The acknowledging broker: its name, its host:port, and the offset in its log. `place` is (broker name, queue id,
@@ -43,6 +45,16 @@ class Sent:
     stored_by: str = ""
     physical_offset: int = -1
     place: tuple[str, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The log of a broker on its disk after a power failure, by the offset of each file."""
+
+    broker: str
+    at: float
+    file_size: int
+    log: dict[int, bytes]
 
 
 @dataclass
@@ -82,6 +94,7 @@ class History:
     faults: list[tuple[float, float]] = field(default_factory=list)
     #: Begin and end, in seconds, of each fault after which a broker may repeat deliveries and commits.
     crashes: list[tuple[float, float]] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
     #: Running calls of orderly handlers.
     handling: list[Handling] = field(default_factory=list)
 

@@ -18,6 +18,8 @@ _SLOWER_SHARE = 0.2
 _AT_SYNC_SHARE = 0.125
 #: Share of seeds with clocks that are wrong by up to an hour, and share of these clocks that are wrong from the start.
 _FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
+#: Share of these clocks that are then wrong in the other direction, and share of these seeds without other faults.
+_JUMPS_SHARE, _ONLY_CLOCKS_SHARE = 0.3, 0.25
 #: Share of seeds without replicas in which NameServers restart and have partial routes.
 _YOUNG_SHARE = 0.04
 #: Workloads whose checkers depend on the clocks of the brokers.
@@ -38,8 +40,23 @@ EXTRAS = (
 #: Workloads with their own random numbers; share of seeds with one, and share of these without server faults.
 LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
-#: Workloads that are selected one by one, each with random numbers of its own, and their shares of the seeds.
-SEPARATE_EXTRAS = {"deduplication": 0.06}
+#: Workloads of single features, each with its own random numbers; share of seeds with one. Half of them have no server
+#: faults. Add a new workload here and in `workloads.EXTRAS`.
+FEATURE_EXTRAS: tuple[str, ...] = (
+    "deduplication",
+    "filters",
+    "permissions",
+    "priorities",
+    "proxies",
+    "rate-limits",
+    "topic-retention",
+    "writers",
+)
+_FEATURE_SHARE = 0.25
+#: Share of the seeds with such a workload whose brokers check permissions.
+_ACL_SHARE = 0.15
+#: Feature workloads whose messages a power failure can lose without SYNC_FLUSH, or syncs that lie: pops, for example.
+_LOSSY_FEATURES = {"filters", "priorities", "proxies", "rate-limits", "writers"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,8 @@ class Plan:
     controllers: int = 0
     #: True if slaves become acting masters for an absent master (`enableSlaveActingMaster`).
     acting: bool = False
+    #: True if brokers check the permissions of all requests.
+    acl: bool = False
 
     @property
     def broker_programs(self) -> list[str]:
@@ -213,6 +232,7 @@ def make_plan(seed: str) -> Plan:
         if not has_rotten:
             plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
     add_extra(plan)
+    add_feature(plan)
     add_far_clocks(plan)
     _add_young_name_servers(plan)
     plan.faults.sort(key=lambda fault: fault.at)
@@ -231,16 +251,33 @@ def _add_young_name_servers(plan: Plan) -> None:
 
 
 def add_extra(plan: Plan) -> None:
-    """Adds one of LATER_EXTRAS to some plans, and SEPARATE_EXTRAS to others."""
+    """Adds one of LATER_EXTRAS to some plans."""
     chance = Random(f"{plan.seed} later extras")
     if chance.random() < _LATER_EXTRAS_SHARE:
         plan.extras += (chance.choice(LATER_EXTRAS),)
         if chance.random() < _CALM_SHARE:
-            # The checkers of these workloads are strictest if the servers have no fault.
-            plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
-    for name, share in SEPARATE_EXTRAS.items():
-        if Random(f"{plan.seed} {name}").random() < share:
-            plan.extras += (name,)
+            _remove_server_faults(plan)
+
+
+def add_feature(plan: Plan) -> None:
+    """Adds one of FEATURE_EXTRAS to some plans."""
+    chance = Random(f"{plan.seed} features")
+    kinds = {fault.kind for fault in plan.faults}
+    is_lossy = "lies" in kinds or (not plan.is_synced and bool(kinds & {"power", "power-at-sync"}))
+    names = [name for name in FEATURE_EXTRAS if not is_lossy or name not in _LOSSY_FEATURES]
+    # A slave copies users some seconds after their creation.
+    names = [name for name in names if not plan.mode or name != "permissions"]
+    if names and chance.random() < _FEATURE_SHARE:
+        name = chance.choice(names)
+        plan.extras += (name,)
+        plan.acl = name == "permissions" or chance.random() < _ACL_SHARE
+        if chance.random() < _CALM_SHARE:
+            _remove_server_faults(plan)
+
+
+def _remove_server_faults(plan: Plan) -> None:
+    """Removes the faults of servers, because the checkers of some workloads are strictest without them."""
+    plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
 
 
 def add_far_clocks(plan: Plan) -> None:
@@ -254,14 +291,24 @@ def add_far_clocks(plan: Plan) -> None:
             at, lasts = -1.0, chance.uniform(5, 60)
         else:
             at, lasts = chance.uniform(0, FAULTS_S / 2), chance.uniform(0.5, 40)
+        strength = round(chance.random(), 2)
+        if chance.random() < _JUMPS_SHARE:
+            # The clock jumps over the right time: from ahead to behind, or the other way round.
+            since, back_s = max(at, 0.0) + lasts + 0.02, chance.uniform(2, 20)
+            plan.faults.append(Fault("far-clock", whom, round(since, 2), round(back_s, 2), round(1 - strength, 2)))
         # As in `make_plan`: a restart of a broker would cut its log at a damaged record.
         has_rot = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
-        plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), round(chance.random(), 2)))
+        plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), strength))
         if chance.random() < 0.5:
             restart, at = chance.choice(("kill", "end")), max(at, 0.0) + chance.uniform(-2, lasts + 5)
             lasts = chance.uniform(0.5, 5)
             if not has_rot:
                 plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(lasts, 2), 0.5))
+    if chance.random() < _ONLY_CLOCKS_SHARE:
+        # Then messages must arrive as soon as with right clocks.
+        plan.faults = [fault for fault in plan.faults if fault.kind == "far-clock"]
+        plan.failures, plan.extras = 0.0, ()
+        plan.acl = False
     # A wrong clock needs delayed messages to have an effect.
     plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 

@@ -72,6 +72,10 @@ _AT_SYNC = plan_with(
 #: No faults: a topic is created again, or a group is reset.
 _CALM = plan_with("reset", 0.1, 0.0, replicas=1, mode="", controllers=0, messages=10, faults=[])
 _CREATED_AGAIN = replace(_CALM, extras=("recreations",))
+_PRIORITIES = replace(_CALM, extras=("priorities",))
+_RATE_LIMITS = replace(_CALM, extras=("rate-limits",))
+#: A topic whose messages expire by age, or by the size of their queue.
+_BY_AGE, _BY_SIZE = (replace(_CALM, seed=seed, extras=("topic-retention",)) for seed in ("0", "2"))
 #: A topic is deleted and created again. Then the disk of a master fills up, so its queues get no messages.
 _FILLED = plan_with(
     "filled",
@@ -89,6 +93,10 @@ _FILLED = plan_with(
     extras=("recreations",),
     faults=[Fault("filled", "broker-1", 6.74, 5.0, 0.82)],
 )
+_FILTERS = replace(_CALM, extras=("filters",))
+_PERMISSIONS = replace(_CALM, extras=("permissions",), acl=True)
+#: The clock of the only NameServer is half an hour ahead.
+_FAR_NAME_SERVER = replace(_CALM, faults=[Fault("far-clock", "ns-0", _AT_S, 20.0, 0.85)])
 #: A broker's clock is half an hour ahead for some seconds.
 _AHEAD = plan_with("far-clock", 8.0, 0.85, replicas=1, mode="", controllers=0, delayed=0.4)
 #: Four planned changes of master.
@@ -123,6 +131,23 @@ PLANS = {
     "a reset keeps popped messages in flight": replace(_CALM, seed="1", extras=("pop-resets",)),
     "consumers keep the offsets of a recreated topic": _CREATED_AGAIN,
     "delayed messages of a deleted topic go to the new one": _CREATED_AGAIN,
+    "a pop reads the lowest priority first": _PRIORITIES,
+    "a priority above the last queue is unlimited": _PRIORITIES,
+    "sends do not count for the rate limit": _RATE_LIMITS,
+    "deliveries do not count for the rate limit": _RATE_LIMITS,
+    "a client does not wait for a rate limit": _RATE_LIMITS,
+    "a restarted broker shows expired messages": replace(_BY_AGE, faults=[Fault("kill", "broker-0", 40.0, 2.0, 0.5)]),
+    "messages expire too early": _BY_AGE,
+    "the size of a queue is half of its retention": _BY_SIZE,
+    "a pull before the begin of a queue continues at its end": _BY_AGE,
+    "messages of a SQL92 group are not filtered": _FILTERS,
+    "a compressed body is not marked": _FILTERS,
+    "signatures are not checked": _PERMISSIONS,
+    "a user may use every topic": _PERMISSIONS,
+    "a proxy acknowledges no message": replace(_CALM, extras=("proxies",)),
+    "a broker stores repeated rows": replace(_CALM, extras=("writers",)),
+    "a NameServer measures heartbeats with its wall clock": _FAR_NAME_SERVER,
+    "a response does not wait for the flush": _AT_SYNC,
     "a send does not wait for slaves": _TORN,
     "slow slaves count as confirmed": _TORN,
     "a send returns before the in-sync set confirms it": _ISOLATED,

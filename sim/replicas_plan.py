@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks
+from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks, add_feature
 
 #: Values of `Plan.mode`.
 ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLLED"
@@ -23,6 +23,8 @@ _ACTING_SHARE = 0.5
 _SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
 #: Share of the seeds with controllers in which only the controllers' state is replaced by an old copy.
 _GONE_BACK_SHARE = 0.08
+#: With SYNC_FLUSH: share of seeds with a power failure before a sync, and its shortest duration, in seconds.
+_AT_SYNC_SHARE, _AT_SYNC_S = 0.4, 3.0
 #: Scripts that allow no other faults or workloads.
 _ALONE = {"away", "gone-back", "lying"}
 #: Share of the seeds with controllers in which a master reaches none of them.
@@ -103,6 +105,12 @@ def with_replicas(plan: Plan) -> Plan | None:
         dark = plan.broker_programs if is_controlled else plan.broker_programs[plan.brokers :] if not wrecked else []
         for _ in range(chance.choice((0, 1, 2)) if dark else 0):
             plan.faults.append(_fault(chance, "power", chance.choice(dark)))
+        at_sync = Random(f"{plan.seed} power of a replica at a sync")
+        if dark and at_sync.random() < _AT_SYNC_SHARE:
+            # While messages are sent; later there is little to sync.
+            fault = _fault(at_sync, "power-at-sync", at_sync.choice(dark))
+            at = round(at_sync.uniform(0, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
+            plan.faults.append(replace(fault, at=at, lasts=max(fault.lasts, _AT_SYNC_S)))
     aimed = Random(f"{plan.seed} aimed")
     if mode != ASYNC_MASTER and aimed.random() < _AIMED_SHARE:
         plan = _aimed(plan, aimed, may_wreck=not wrecked)
@@ -130,6 +138,7 @@ def with_replicas(plan: Plan) -> Plan | None:
     plan.extras = _extras(plan, Random(f"{plan.seed} extras of replicas"))
     if not _ALONE & {fault.kind for fault in plan.faults}:
         add_extra(plan)
+        add_feature(plan)
         add_far_clocks(plan)
     plan.faults.sort(key=lambda fault: fault.at)
     return plan

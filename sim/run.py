@@ -10,7 +10,7 @@ from itertools import islice
 
 from gantrymq.remoting import loop_watch, server
 from gantrymq.replication import master
-from sim import audit, checkers, faults, replica_faults, scripts
+from sim import access_control, audit, checkers, faults, replica_faults, scripts
 from sim.clients import Clients
 from sim.cluster import Servers
 from sim.faults import KINDS, Site, happen
@@ -83,6 +83,7 @@ class Run:
         # A master looks for new log data each 10 ms. A longer interval suffices, because a waiting send triggers it at
         # once.
         master._LOOK_AT_LOG_S = 0.1
+        access_control.use(is_on=plan.acl)
         self.servers = Servers(self.world, plan)
         self.clients = Clients(self.world, plan, self.history, self.servers)
         self._site = Site(self.world, self.servers, self.clients, self.history)

@@ -32,12 +32,15 @@ _LOCK_LIFE_S = 90.0
 #: Longest time from the due time of a message to its arrival, in seconds.
 _DUE_S = 10.0
 
+#: Faults of wall clocks.
+CLOCKS = ("clock", "far-clock", "drift")
+
 Queue = tuple[str, str, int]
 
 
 def has_wrong_clocks(plan: Plan) -> bool:
     """Returns true if a clock of this plan is wrong for some time."""
-    return any(fault.kind in ("clock", "far-clock", "drift") for fault in plan.faults)
+    return any(fault.kind in CLOCKS for fault in plan.faults)
 
 
 class Scene:
@@ -52,6 +55,8 @@ class Scene:
         #: The topic of each group, and the names of the messages that it has received.
         self.reads: dict[str, str] = {}
         self.had: dict[str, set[str]] = defaultdict(set)
+        #: Messages that a group with a filter must receive.
+        self.wants: dict[str, Callable[[Sent], bool]] = {}
         #: Log positions of flipped bits, by broker.
         self.rotten: dict[str, int] = {}
         #: Time until which the syncs of a broker's log lied, in seconds.
@@ -136,6 +141,7 @@ class Scene:
             sent, ids = self.history.sent[name], result.offset_msg_id.split(",")
             sent.stored_by, sent.physical_offset = decode_offset_message_id(ids[number or 0])
             sent.broker = result.queue.broker_name
+            sent.is_flushed = result.status is SendStatus.SEND_OK
             if number is not None:
                 sent.place = sent.broker, result.queue.queue_id, result.queue_offset + number
         self.history.acknowledge(name, self.now())
@@ -147,17 +153,19 @@ class Scene:
             if other != name:
                 self.history.problems.append(f"{other} and {name} have the same unique id {unique_id}")
 
-    def receive(self, message: MessageExt, group: str, by: str) -> str:
-        """Records a delivery. Returns the name of the message."""
-        name = message.body.decode().strip()
-        self.history.receive(
-            Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset)
-        )
-        self.had[group].add(name)
+    def receive(self, message: MessageExt, group: str, by: str, name: str = "") -> str:
+        """Records a delivery. Returns the name of the message, which is its body unless `name` is given."""
+        name = name or message.body.decode().strip()
+        self.record(Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset))
         self.has_read(message)
         if name in self.lengths:
             self.received_lengths[name].add(len(message.body))
         return name
+
+    def record(self, received: Received) -> None:
+        """Records the delivery of a message to a client of any kind."""
+        self.history.receive(received)
+        self.had[received.group].add(received.name)
 
     def lacks(self, group: str) -> list[str]:
         """Returns the acknowledged messages that the group has not received."""
@@ -168,9 +176,15 @@ class Scene:
         return not any(True for _ in self._lacking(group))
 
     def _lacking(self, group: str) -> Iterator[str]:
-        topic, had = self.reads[group], self.had[group]
+        topic, had, wants = self.reads[group], self.had[group], self.wants.get(group)
         for name, one in self.history.sent.items():
-            if name not in had and one.topic == topic and one.stored_at is not None and not self.is_excused(one):
+            if (
+                name not in had
+                and one.topic == topic
+                and one.stored_at is not None
+                and (wants is None or wants(one))
+                and not self.is_excused(one)
+            ):
                 yield name
 
     def is_excused(self, sent: Sent) -> bool:

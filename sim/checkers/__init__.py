@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sim.checkers import copies, messages, offsets, programs, replicas
+from sim.checkers import copies, messages, offsets, outages, programs, replicas
 
 if TYPE_CHECKING:
     from sim.run import Run
@@ -28,6 +28,7 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     messages.workloads_are_content,
     messages.noted_at_once,
     offsets.handled_is_committed,
+    outages.acknowledged_is_on_the_disk,
     replicas.one_master_acknowledges,
     replicas.one_message_has_a_place,
     replicas.slaves_stand_in,

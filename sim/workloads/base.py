@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -11,12 +11,16 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Sent
 from sim.scene import AGAIN_S, Scene
 
 T = TypeVar("T")
+
+#: The cluster of all brokers.
+CLUSTER = "DefaultCluster"
 
 
 class Workload:
@@ -64,9 +68,16 @@ class Workload:
     def admin(self) -> AdminClient:
         return AdminClient(self.scene.names)
 
-    async def make_topic(self, program: Program, topic: str, queues: int = 2) -> None:
+    async def make_topic(
+        self, program: Program, topic: str, queues: int = 2, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Creates a topic on all masters."""
         async with self.admin() as admin:
             await self.scene.until_done(program, lambda: admin.ensure_topic(topic, queues=queues))
+            if attributes:
+                changes = {f"+{name}": value for name, value in attributes.items()}
+                config = TopicConfig(topic, queues, queues, attributes=changes)
+                await self.scene.until_done(program, lambda: admin.create_topic(config, cluster=CLUSTER))
 
     async def send_all(
         self, program: Program, topic: str, count: int, pause_s: float, make: Callable[[str], Message] | None = None

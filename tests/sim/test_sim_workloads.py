@@ -14,13 +14,14 @@ _RUN = """
 import os, sys
 from sim import system
 system.install()
-from sim.plan import EXTRAS, LATER_EXTRAS, SEPARATE_EXTRAS, Fault, make_plan
+from sim.plan import EXTRAS, FEATURE_EXTRAS, LATER_EXTRAS, Fault, make_plan
 from sim.run import Run
 from sim.workloads import EXTRAS as WORKLOADS
-assert {*EXTRAS, *LATER_EXTRAS, *SEPARATE_EXTRAS} == set(WORKLOADS)
+assert {*EXTRAS, *LATER_EXTRAS, *FEATURE_EXTRAS} == set(WORKLOADS)
 plan = make_plan("workloads")
 plan.messages, plan.brokers, plan.failures = 20, 2, 0.0
 plan.extras = tuple(sys.argv[1].split(","))
+plan.acl = "permissions" in plan.extras
 plan.faults = [Fault("kill-all", "broker-0", 30.0, 3.0, 1.0)] if sys.argv[2] == "fault" else []
 print(*Run(plan).execute().problems, sep="\\n")
 sys.stdout.flush()
@@ -39,7 +40,10 @@ os._exit(0)
         "slow-pops,topics",
         "endings,pop-resets",
         "recreations",
-        "deduplication",
+        "deduplication,filters,priorities",
+        "permissions,rate-limits",
+        "proxies,topic-retention",
+        "writers",
     ],
 )
 def test_workload(extras: str, fault: str) -> None:

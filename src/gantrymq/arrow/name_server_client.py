@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from gantrymq.protocol.headers.namesrv import (
     KVConfigRequestHeader,
 )
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -208,7 +208,7 @@ class NameServerClient:
                 wait_s = pause_s
                 if isinstance(e, BrokerError) and e.retry_after_ms is not None:
                     wait_s = e.retry_after_ms / 1000
-                now = time.monotonic()
+                now = monotonic()
                 if deadline is None:
                     deadline = now + self._retry_timeout_s
                     log.warning("retrying for %g s: %s", self._retry_timeout_s, e)
