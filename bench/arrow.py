@@ -1,34 +1,47 @@
-"""Measures `read_topic` and `write_topic` of gantrymq.arrow; prints a Markdown table.
+"""Measures gantrymq.arrow, beside confluent-kafka with Arrow batches converted by hand; prints a Markdown table.
 
     .venv/bin/python bench/arrow.py [--rows N] [--rounds N] [--sizes BYTES...]
     GANTRYMQ_NATIVE=0 .venv/bin/python bench/arrow.py
 
-One broker process has the messages. The figures are medians of the rounds, after one round that warms up: rows per
-second, and CPU time of this process per row, in microseconds. The last column is the largest resident memory of this
-process so far.
+README.md describes the calls and the columns.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
-import statistics
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+from kafka_broker import build, kafka_broker
+from measures import cell, spread
 from result_files import add_out, recorded
 from systems import settled_cpu_seconds
 
-from gantrymq.arrow import read_topic, write_topic
+from gantrymq.arrow import read_topic, scan_store, write_topic
 from gantrymq.kernels import native
 from gantrymq.testing.processes import ProcessCluster
 
 BATCH_ROWS = 10_000
-HEADER = ("body", "call", "CPU, µs per row", "rows/s", "memory, MiB")
+#: The number of queues of a new topic, with both systems.
+QUEUES = 4
+HEADER = ("body", "call", "CPU, µs per row", "CPU of the broker, µs per row", "rows/s", "memory, MiB")
+
+
+@dataclass
+class Call:
+    """A call that is measured. `run` returns the number of its rows. `broker` is the process id of the broker."""
+
+    run: Callable[[], int]
+    broker: int | None = None
+    #: Of each round: the figures in the order of HEADER.
+    figures: list[tuple[float, ...]] = field(default_factory=list)
 
 
 def main() -> None:
@@ -37,44 +50,78 @@ def main() -> None:
         measure_all(args)
 
 
-def measure_all(args: argparse.Namespace) -> None:
-    """Runs the benchmark, and prints the results."""
-    print(f"{'with' if native else 'without'} gantrymq-native, {os.cpu_count()} CPUs\n")
-    print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
-    with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory)) as cluster:
-        for size in args.sizes:
-            servers, topic = cluster.namesrv_addr, f"bench-{size}"
-            write_topic(servers, topic, messages(args.rows, size))
-            settled_cpu_seconds(cluster.brokers[0].pid, "GantryMQ")
-            for name, call in calls(servers, topic, args.rows, size).items():
-                rounds = [measure(call, args.rows) for _ in range(1 + args.rounds)][1:]
-                cpu_us, rate = (statistics.median(values) for values in zip(*rounds, strict=True))
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                print(f"| {size} B | {name} | {cpu_us:.2f} | {rate:,.0f} | {memory:.0f} |", flush=True)
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition(";")[0])
     parser.add_argument("--rows", type=int, default=400_000, help="messages of a call (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured calls (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024], metavar="BYTES", help="body sizes")
     add_out(parser)
     return parser.parse_args()
 
 
-def calls(servers: str, topic: str, rows: int, size: int) -> dict[str, Callable[[], int]]:
-    """Returns the measured calls. Each one returns its number of rows."""
-    return {
-        "read_topic": lambda: sum(batch.num_rows for batch in read_topic(servers, topic)),
-        "read_topic, body alone": lambda: sum(batch.num_rows for batch in read_topic(servers, topic, columns=["body"])),
-        "write_topic": lambda: write_topic(servers, f"{topic}-written", messages(rows, size)),
-    }
+def measure_all(args: argparse.Namespace) -> None:
+    """Runs the benchmark, and prints the results."""
+    print(f"{'with' if native else 'without'} gantrymq-native, {os.cpu_count()} CPUs\n")
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            import arrow_kafka  # noqa: F401  # an error here names the missing package
+
+            build()
+            kafka = stack.enter_context(kafka_broker(directory / "kafka", QUEUES))
+        except (ImportError, RuntimeError) as e:
+            print(f"Without Kafka: {e}\n")
+            kafka = None
+        print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
+        for size in args.sizes:
+            # Each size has its own cluster, because scan_store reads the whole log.
+            with ProcessCluster(directory / str(size)) as cluster:
+                measure_size(cluster, directory / str(size) / "broker-a", kafka, args, size)
 
 
-def messages(rows: int, size: int) -> pa.RecordBatchReader:
-    """Returns rows with random bodies, keys and a tag."""
-    schema = pa.schema([("body", pa.binary()), ("keys", pa.string()), ("tags", pa.string())])
+def measure_size(
+    cluster: ProcessCluster, store: Path, kafka: tuple[str, int] | None, args: argparse.Namespace, size: int
+) -> None:
+    """Measures all calls with bodies of `size` bytes, and prints their rows of the table."""
+    servers, pid, topic, rows = cluster.namesrv_addr, cluster.brokers[0].pid, f"bench-{size}", args.rows
     body = os.urandom(size)
+    write_topic(servers, topic, messages(rows, body))
+    reads = {
+        "read_topic": Call(lambda: count(read_topic(servers, topic)), pid),
+        "read_topic, body alone": Call(lambda: count(read_topic(servers, topic, columns=["body"])), pid),
+        "scan_store": Call(lambda: count(scan_store(store, topic))),
+    }
+    writes = {"write_topic": Call(lambda: write_topic(servers, f"{topic}-written", messages(rows, body)), pid)}
+    if kafka is not None:
+        from arrow_kafka import read_kafka, write_kafka
+
+        address, kafka_pid = kafka
+        write_kafka(address, topic, messages(rows, body))
+        reads["confluent-kafka, consume"] = Call(lambda: count(read_kafka(address, topic, rows)), kafka_pid)
+        writes["confluent-kafka, produce"] = Call(
+            lambda: write_kafka(address, f"{topic}-written", messages(rows, body)), kafka_pid
+        )
+    for some in (reads, writes):
+        # In turn, so that a temporarily slow machine affects all calls. The first round warms up.
+        for number in range(1 + args.rounds):
+            for call in some.values():
+                figures = measure(call, rows)
+                if number:
+                    call.figures.append(figures)
+        for name, call in some.items():
+            texts = [cell(spread(values)) for values in zip(*call.figures, strict=True)]
+            if call.broker is None:
+                texts[1] = ""
+            print(f"| {size} B | {name} | {' | '.join(texts)} |", flush=True)
+
+
+def count(batches: Iterable[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def messages(rows: int, body: bytes) -> pa.RecordBatchReader:
+    """Returns rows with this body, keys and a tag."""
+    schema = pa.schema([("body", pa.binary()), ("keys", pa.string()), ("tags", pa.string())])
 
     def batches() -> Iterator[pa.RecordBatch]:
         for first in range(0, rows, BATCH_ROWS):
@@ -85,14 +132,19 @@ def messages(rows: int, size: int) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def measure(call: Callable[[], int], rows: int) -> tuple[float, float]:
-    """Returns the CPU time per row in microseconds, and the rows per second."""
+def measure(call: Call, rows: int) -> tuple[float, ...]:
+    """Returns CPU time per row of this process and of the broker, in µs, rows per second, and peak memory in MiB."""
+    broker_before = 0.0 if call.broker is None else settled_cpu_seconds(call.broker, "the call")
+    Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
     began, before = time.perf_counter(), time.process_time()
-    found = call()
+    found = call.run()
     cpu_s, took = time.process_time() - before, time.perf_counter() - began
     if found != rows:
         raise SystemExit(f"{found} rows, not {rows}")
-    return cpu_s / rows * 1e6, rows / took
+    broker_s = 0.0 if call.broker is None else settled_cpu_seconds(call.broker, "the call") - broker_before
+    memory = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert memory is not None
+    return cpu_s / rows * 1e6, broker_s / rows * 1e6, rows / took, int(memory[1]) / 1024
 
 
 if __name__ == "__main__":

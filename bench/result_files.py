@@ -84,6 +84,8 @@ def recorded(args: argparse.Namespace, program: str) -> Iterator[None]:
         yield
     if "pyspark" in sys.modules:
         run["versions"]["spark"] = sys.modules["pyspark"].__version__
+    if "confluent_kafka" in sys.modules:
+        run["versions"]["confluent-kafka"] = sys.modules["confluent_kafka"].__version__
     name = args.name or Path(program).stem.replace("_", " ")
     for number, (columns, rows) in enumerate(tables(printed.getvalue()), 1):
         of_table = {"name": name if number == 1 else f"{name}, table {number}", "columns": columns, "rows": rows}

@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from kafka_broker import build, kafka_broker
 from measures import is_steady
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 from result_files import add_out, recorded
-from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
+from spark_kafka import connector_jars, fill_kafka, read_kafka
 from spark_processes import most_memory
 from systems import settled_cpu_seconds
 
@@ -80,7 +81,8 @@ def main() -> None:
         stack.enter_context(recorded(args, "bench/spark.py"))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
-            connector = build()
+            build()
+            connector = connector_jars()
             kafka, kafka_pid = stack.enter_context(kafka_broker(directory / "kafka", QUEUES))
         except RuntimeError as e:
             print(f"Without Kafka: {e}\n")

@@ -92,6 +92,12 @@ SECTIONS = (
         "in flight, and each message is acknowledged separately.",
     ),
     Section(
+        "Arrow",
+        "arrow.json",
+        "`gantrymq.arrow` beside confluent-kafka, whose messages are converted to Arrow batches in Python. "
+        "`scan_store` reads the files of a running broker, up to a preallocated file of 1 GiB.",
+    ),
+    Section(
         "Spark: reads",
         "spark_reads.json",
         '"Ready-made" is a Python data source that returns the same Arrow batch again and again. It is the upper '
@@ -279,6 +285,7 @@ _NAMES = {
     "rocketmq": "RocketMQ",
     "spark": "Spark",
     "kafka": "Kafka",
+    "confluent-kafka": "confluent-kafka",
     "valgrind": "Valgrind",
 }
 _OTHERS = {"none": "no other programs", "some": "beside other programs"}

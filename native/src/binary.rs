@@ -24,6 +24,7 @@ impl Binary {
         self.offsets.len() - 1
     }
 
+    #[inline]
     pub fn push(&mut self, value: &[u8]) -> Result<(), TooLarge> {
         self.data.extend_from_slice(value);
         self.end_value(true)
@@ -52,6 +53,7 @@ impl Binary {
         Ok(Binary { validity: self.validity, nulls: self.nulls, ..texts })
     }
 
+    #[inline]
     fn end_value(&mut self, is_valid: bool) -> Result<(), TooLarge> {
         let number = self.count();
         if !is_valid {

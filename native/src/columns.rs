@@ -41,8 +41,8 @@ pub struct Columns {
 /// Returns the columns of the consecutive records in `buffer`.
 pub fn columns(buffer: &[u8], wanted: &Wanted) -> Result<Columns, TooLarge> {
     let mut found = Columns::default();
-    let names = properties::Names::new(&wanted.properties);
-    let mut values = Vec::new();
+    let mut names = properties::Names::new(&wanted.properties);
+    let mut values = vec![None; wanted.properties.len()];
     let mut bodies = None;
     let mut at = 0;
     while at < buffer.len() {
@@ -55,7 +55,9 @@ pub fn columns(buffer: &[u8], wanted: &Wanted) -> Result<Columns, TooLarge> {
             let count = buffer.len() / record.end + 1;
             found.reserve(count);
             bodies = wanted.bodies.then(|| Binary::with_capacity(count, count * (record.body_end - record.body_at)));
-            found.properties = wanted.properties.iter().map(|_| Binary::with_capacity(count, 0)).collect();
+            names.find(&buffer[record.properties_at..record.end], &mut values);
+            let column = |value: &Option<&[u8]>| Binary::with_capacity(count, count * value.map_or(0, <[u8]>::len));
+            found.properties = values.iter().map(column).collect();
         }
         found.starts.push(at as i64);
         found.queue_ids.push(record.queue_id);

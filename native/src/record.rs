@@ -46,6 +46,7 @@ pub struct Record {
 
 impl Record {
     /// Returns the record at `start` of `buffer`; None if there is none or it is incomplete.
+    #[inline]
     pub fn parse(buffer: &[u8], start: usize) -> Option<Record> {
         let size = usize::try_from(i32_at(buffer, start)?).ok()?;
         let end = start.checked_add(size)?;

@@ -1,6 +1,6 @@
 """`NativeRecords` implements ArrowRecords in native code. It reads the requested columns in one pass over the buffer.
 
-On one core, a record of 128 B with numbers, CRC, body and three properties takes 0.1 us. A requested map of properties
+On one core, a body of 128 B with numbers, CRC and three of four properties takes 0.1 us. A requested map of properties
 takes another 0.11 us.
 """
 

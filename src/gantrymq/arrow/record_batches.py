@@ -87,19 +87,21 @@ def record_batches(
     count = len(records) if wanted is None else pc.sum(wanted).as_py() or 0
     if not count:
         return
+    names = columns.names
     of_bodies = (BODY, BODY_ERROR) if values is None else (BODY, BODY_ERROR, VALUE)
-    others = [name for name in columns.names if name not in of_bodies]
+    others = [name for name in names if name not in of_bodies]
     arrays = dict(zip(others, records.columns(others, topic, broker_name), strict=True))
     if wanted is not None:
         arrays = {name: array.filter(wanted) for name, array in arrays.items()}
-    if len(others) == len(columns):
-        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
+    if len(others) == len(names):
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=columns)
         return
     wrong_crc = records.has_wrong_crc() if check_crc and corrupt is CorruptBodies.NULL else None
     if values is None and not records.has_compressed and (wrong_crc is None or not wrong_crc.any()):
         arrays[BODY] = records.stored_bodies(None if count == len(records) else _numbers(records, wanted))
-        arrays[BODY_ERROR] = pa.nulls(count, ARROW_TYPES[BODY_ERROR])
-        yield pa.RecordBatch.from_arrays([arrays[name] for name in columns.names], schema=columns)
+        if BODY_ERROR in names:
+            arrays[BODY_ERROR] = pa.nulls(count, ARROW_TYPES[BODY_ERROR])
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=columns)
         return
     numbers = _numbers(records, wanted)
     start = 0
@@ -119,7 +121,7 @@ def record_batches(
             problems |= wrong
         piece[BODY] = bodies
         piece[BODY_ERROR] = pa.array([problems.get(index) for index in range(len(bodies))], ARROW_TYPES[BODY_ERROR])
-        yield pa.RecordBatch.from_arrays([piece[name] for name in columns.names], schema=columns)
+        yield pa.RecordBatch.from_arrays([piece[name] for name in names], schema=columns)
         start += len(bodies)
 
 

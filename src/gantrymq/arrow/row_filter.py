@@ -76,12 +76,14 @@ class RowFilter:
 
     def apply(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the selected rows and columns of batches with the columns `decoded`. No batch is empty."""
+        names = self.schema.names
+        has_more = self.decoded.names != names
         for batch in batches:
             rows = batch
             if self._conditions:
                 rows = batch.filter(reduce(pc.and_kleene, (self._mask(batch, *each) for each in self._conditions)))
             if rows.num_rows:
-                yield rows.select(self.schema.names)
+                yield rows.select(names) if has_more else rows
 
     def _with_conditions(self, kinds: dict[str, pa.DataType]) -> pa.Schema:
         names = dict.fromkeys([*self.schema.names, *(column for column, _, _ in self._conditions)])

@@ -57,10 +57,8 @@ class RowDecoder:
             max_body_size=options.max_body_size,
         )
         offsets = records.queue_offsets
-        is_complete = (
-            len(records) == pulled.end - pulled.start
-            and offsets[0] == pulled.start
-            and bool((np.diff(offsets) == 1).all())
+        is_complete = len(records) == pulled.end - pulled.start and bool(
+            (offsets == np.arange(pulled.start, pulled.end)).all()
         )
         if not is_complete and not options.has_gaps:
             report_data_loss(options, f"{OffsetRange(*pulled[:3])}: the broker sent {len(records)} messages")

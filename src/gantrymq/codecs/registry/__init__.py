@@ -8,6 +8,7 @@
 | `wire_format` | the prefix of bodies: the id of the schema |
 | `avro_schemas`, `protobuf_files` | schemas with their references |
 | `codec` | `RegistryCodec` for clients; open it first |
+| `schema_cache` | what a reader builds from schemas, by schema id |
 | `schema_codecs` | the codec of one schema |
 | `avro_json`, `json_schema_check` | the conversion and the check of JSON values |
 | `field_errors` | their errors, which name the field |

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from gantrymq.background.shared_task import own_copy
 from gantrymq.codecs.codec import Codec
-from gantrymq.codecs.registry.client import MAX_CACHED, UNKNOWN_FOR_S, SchemaRegistry, known_schema
+from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, known_schema
+from gantrymq.codecs.registry.schema_cache import SchemaCache
 from gantrymq.codecs.registry.schema_codecs import Encodes, SchemaCodec, schema_codec
 from gantrymq.codecs.registry.settings import RegistrySettings, split_urls
 from gantrymq.codecs.registry.wire_format import prefix, split
@@ -65,9 +67,7 @@ class RegistryCodec(Codec[Any]):
         self._message = message
         #: The codec and the id of the subject's schema. None until it is loaded.
         self._of_subject: tuple[SchemaCodec, int] | None = None
-        self._of_id: dict[int, SchemaCodec] = {}
-        #: Ids of schemas that can't be used: the reason, and the time until which it is not checked again.
-        self._unusable: dict[int, tuple[CodecError, float]] = {}
+        self._of_id = SchemaCache(self._schema, self._codec)
         #: The last error of an unreachable registry, and its time.
         self._failure: tuple[ClientError, float] | None = None
         #: Held during requests.
@@ -137,7 +137,7 @@ class RegistryCodec(Codec[Any]):
             ClientError: The registry doesn't respond in time. The body can be valid: decode it again later.
         """
         schema_id, rest = split(data, self._names)
-        codec = self._of_id.get(schema_id)
+        codec = self._of_id.cached(schema_id)
         if codec is None:
             codec = self._loaded(schema_id, time.monotonic())
         return codec.decode(rest)
@@ -153,7 +153,7 @@ class RegistryCodec(Codec[Any]):
         """Decodes a received value as `value` does. Requests to the registry do not block the event loop."""
         try:
             schema_id, rest = split(message.body, self._names)
-            codec = self._of_id.get(schema_id)
+            codec = self._of_id.cached(schema_id)
             if codec is None:
                 codec = await self._loaded_async(schema_id)
             return codec.decode(rest)
@@ -211,23 +211,15 @@ class RegistryCodec(Codec[Any]):
         `began` is the time at which the caller began to wait.
         """
         with self._lock:
-            if (codec := self._of_id.get(schema_id)) is not None:
+            if (codec := self._of_id.cached(schema_id)) is not None:
                 return codec
-            if (unusable := self._unusable.get(schema_id)) is not None and time.monotonic() < unusable[1]:
-                raise own_copy(unusable[0])
-            return self._requested(began, self._id_codec, schema_id)
+            return self._requested(began, partial(self._of_id.get, now=time.monotonic()), schema_id)
 
-    def _id_codec(self, schema_id: int) -> SchemaCodec:
-        # An unknown id is not cached here, because `SchemaRegistry` limits requests for unknown ids.
-        schema = known_schema(self._registry, schema_id)
-        try:
-            codec = schema_codec(self._registry, schema, schema_id)
-        except CodecError as e:
-            problem = CodecError(f"schema {schema_id}, which the body names, can't be used: {e}")
-            _put(self._unusable, schema_id, (problem, time.monotonic() + UNKNOWN_FOR_S))
-            raise problem from e
-        _put(self._of_id, schema_id, codec)
-        return codec
+    def _schema(self, schema_id: int) -> RegisteredSchema:
+        return known_schema(self._registry, schema_id)
+
+    def _codec(self, schema_id: int, schema: RegisteredSchema) -> SchemaCodec:
+        return schema_codec(self._registry, schema, schema_id)
 
     def _requested(self, began: float, request: Callable[[K], V], key: K) -> V:
         """Returns the result of `request(key)`. Must be called with the lock held.
@@ -246,9 +238,3 @@ class RegistryCodec(Codec[Any]):
 
 def _at(message: MessageExt, error: CodecError) -> CodecError:
     return CodecError(f"message {message.msg_id} at {message.place}: {error}")
-
-
-def _put(cache: dict[K, V], key: K, value: V) -> None:
-    if len(cache) >= MAX_CACHED:
-        cache.clear()
-    cache[key] = value

@@ -2,6 +2,7 @@
 
 It checks `type`, `properties`, `required`, `additionalProperties`, `items`, `enum`, `const`, `allOf`, `anyOf`, `oneOf`
 and `$ref`. It ignores other keywords, such as `format` and `minimum`.
+Decision record: docs/decisions/json-schema-check.md.
 """
 
 from __future__ import annotations

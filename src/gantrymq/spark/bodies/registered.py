@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -18,6 +19,7 @@ from gantrymq.arrow.body_values import BodyFormat, DecodeBody
 from gantrymq.codecs.registry.avro_schemas import avro_schema
 from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, schema_of_body
 from gantrymq.codecs.registry.protobuf_files import descriptor_set, file_of, messages_of, parse_file
+from gantrymq.codecs.registry.schema_cache import SchemaCache
 from gantrymq.codecs.registry.settings import RegistrySettings
 from gantrymq.codecs.registry.wire_format import split, split_indexes
 from gantrymq.errors import CodecError, ConfigError
@@ -84,26 +86,19 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
 
     registry = SchemaRegistry(options.connection)
     read_as = without_other_logical_types(json.loads(reader))
-    decoders: dict[int, DecodeBody] = {}
+
+    def load(schema_id: int) -> RegisteredSchema:
+        return schema_of_body(registry, schema_id, "AVRO")
 
     def decoder(schema_id: int, found: RegisteredSchema) -> DecodeBody:
-        try:
-            written_as = avro_schema(registry, found, f"schema {schema_id}")
-            return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
-        except CodecError as e:
-            # The error is cached as well, because a schema never changes.
-            problem = f"schema {schema_id}, which the body names, can't be used: {e}"
+        written_as = avro_schema(registry, found, f"schema {schema_id}")
+        return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
 
-        def refuse(body: bytes) -> Any:
-            raise CodecError(problem)
-
-        return refuse
+    decoders = SchemaCache(load, decoder)
 
     def decode(body: bytes) -> Any:
         schema_id, rest = split(body, registry.names)
-        found = decoders.get(schema_id)
-        if found is None:
-            found = decoders[schema_id] = decoder(schema_id, schema_of_body(registry, schema_id, "AVRO"))
+        found = decoders.cached(schema_id) or decoders.get(schema_id, time.monotonic())
         return found(rest)
 
     return decode
@@ -123,17 +118,21 @@ def registered_protobuf(
     """
     registry = SchemaRegistry(options.connection)
     own = messages_of(file_of(descriptors, message)[0])
-    files: dict[int, Mapping[tuple[int, ...], str]] = {}
+
+    def load(schema_id: int) -> RegisteredSchema:
+        return schema_of_body(registry, schema_id, "PROTOBUF", serialized=True)
+
+    def names_in(schema_id: int, found: RegisteredSchema) -> Mapping[tuple[int, ...], str]:
+        return messages_of(parse_file(found.text, registry.names))
+
+    files = SchemaCache(load, names_in)
 
     def decode_named(body: bytes) -> Any:
         schema_id, rest = split(body, registry.names)
         path, data = split_indexes(rest)
-        # Only ids in the registry are cached, because corrupt bodies can have any number of other ids.
-        names = files.get(schema_id) if is_registered else own
+        names = files.cached(schema_id) if is_registered else own
         if names is None:
-            schema = schema_of_body(registry, schema_id, "PROTOBUF", serialized=True)
-            names = messages_of(parse_file(schema.text, registry.names))
-            files[schema_id] = names
+            names = files.get(schema_id, time.monotonic())
         if names.get(path) != message:
             raise CodecError(f"the body is a {names.get(path, f'message at {list(path)}')}, not a {message}")
         return decode(data)
