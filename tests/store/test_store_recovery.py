@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from native_code import BOTH, use_python
 from store_support import (
     LOG_FILE,
+    STORE_HOST,
     UNITS_PER_FILE,
     crash,
     log_files,
@@ -37,6 +39,7 @@ from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.rebuild import rebuild
+from gantrymq.system import files
 
 TIMEOUT_S = 30
 
@@ -294,6 +297,74 @@ def test_holes_at_a_queues_end(tmp_path):
     assert [record.body for record in read_all(store, queue)] == [b"%d" % n for n in range(45)] + [b"next"]
     assert not second.exists()
     store.close()
+
+
+@pytest.mark.parametrize("at", [20, 4_000, 5_000, 70_000, 199_960])
+def test_data_behind_a_hole_of_a_queue(tmp_path, at):
+    """After a power failure, a later page of a queue can have units of records that the log has lost."""
+    size = 200_000
+    store = open_store(tmp_path, mapped_file_size_consume_queue=size)
+    unit = put(store, store.queue("T", 0), b"first")
+    crash(store)
+    (path,) = queue_files(tmp_path, "T")
+    stale = unit.physical_offset.to_bytes(8, "big") + b"\0\0\1\0" + bytes(8)
+    with path.open("r+b") as file:
+        file.seek(at + 20)
+        file.write(stale)
+    store = open_store(tmp_path, mapped_file_size_consume_queue=size)
+    assert store.queue("T", 0).max_offset == 1
+    assert not any(path.read_bytes()[20:])
+    assert put(store, store.queue("T", 0), b"second").queue_offset == 1
+    store.close()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_short_file_after_the_units_is_completed(tmp_path, aborted):
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), b"first")
+    store.close()
+    (path,) = queue_files(tmp_path, "T")
+    with path.open("r+b") as file:
+        file.truncate(20)
+    if aborted:
+        (tmp_path / "abort").write_text("1")
+    store = open_store(tmp_path)
+    assert put(store, store.queue("T", 0), b"second").queue_offset == 1
+    assert path.stat().st_size == UNITS_PER_FILE * 20
+    assert [record.body for record in read_all(store, store.queue("T", 0))] == [b"first", b"second"]
+    store.close()
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_opening_reads_each_queue_file_once(tmp_path, monkeypatch, aborted, is_flushed):
+    """With thousands of queues, further system calls for each file would take most of the time of a start."""
+    store = open_store(tmp_path)
+    for n in range(20):
+        put(store, store.queue(f"T{n}", 0), b"first")
+    store.close()
+    if aborted:
+        (tmp_path / "abort").write_text("1")
+    if not is_flushed:
+        (tmp_path / "checkpoint").unlink()
+    opened: list[str] = []
+    real_open = files.open
+
+    def noted_open(path, *args, **options):
+        # The flusher's thread opens the files of the same queues.
+        if threading.current_thread() is threading.main_thread() and "/consumequeue/" in str(path):
+            opened.append(str(path))
+        return real_open(path, *args, **options)
+
+    monkeypatch.setattr(files, "open", noted_open)
+    store = MessageStore(small_config(tmp_path), STORE_HOST)
+    store.open()
+    monkeypatch.undo()
+    assert [store.queue(f"T{n}", 0).max_offset for n in range(20)] == [1] * 20
+    store.close()
+    # Each file once more whose record is read: that of the last one, or of all after a crash without a checkpoint.
+    assert len(opened) == 20 + (20 if aborted and not is_flushed else 1)
+    assert len(set(opened)) == 20
 
 
 # -- checkpoint ------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ units before it are fillers: `0 | 2147483647 | 0`.
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.store.compaction.compaction_log import CompactionLog
@@ -30,6 +32,24 @@ NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 #: Size of the first read to find the last unit, in bytes. It is enough for most queues.
 _PROBE = 204 * UNIT_SIZE
+#: `_has_data` reads at most this many bytes of a file.
+_MOST_READ = 64 * 1024
+
+#: Physical offset, size, tags code.
+Unit = tuple[int, int, int]
+
+
+class LoadedQueue(NamedTuple):
+    """The part of a queue's files that `ConsumeQueue.load` has read.
+
+    The fields are: the last unit, None if there is none; the first unit, None if it was not read; whether data may
+    follow the last unit; the queue offset from which units may be missing, or None.
+    """
+
+    last: Unit | None
+    first: Unit | None
+    has_tail: bool
+    lacks: int | None
 
 
 class ConsumeQueue(QueueFiles):
@@ -97,32 +117,37 @@ class ConsumeQueue(QueueFiles):
         begin = max(offset - count, self._place(offset - 1)[0] // UNIT_SIZE)
         return self.units(begin, offset - begin)
 
-    def unit(self, offset: int) -> tuple[int, int, int] | None:
+    def unit(self, offset: int) -> Unit | None:
         """Returns (physical offset, size, tags code) of a unit; None if there is none."""
         unit = self.units(offset, 1)
         return UNIT.unpack(unit) if unit else None
 
-    def peek(self, offset: int) -> tuple[int, int, int] | None:
+    def peek(self, offset: int) -> Unit | None:
         """Does the same as `unit` without mapping the file. Meant for reads of one unit from each of many queues."""
-        if not 0 <= offset < self.max_offset:
-            return None
+        unit = self._read(offset, 1)
+        return UNIT.unpack(unit) if len(unit) == UNIT_SIZE else None
+
+    def _read(self, offset: int, count: int) -> bytes:
+        """Does the same as `units` without mapping the file. In a file that is too short, the last unit is cut off."""
+        count = min(count, self.max_offset - offset)
+        if offset < 0 or count <= 0:
+            return b""
         base, at = self._place(offset)
         file = self._files.get(base)
         if file is None:
-            return None
+            return b""
         if file.mapping is not None:
-            return UNIT.unpack_from(file.mapping, at)
+            return file.mapping[at : at + count * UNIT_SIZE]
         if self._gone:
             raise StoreError(self._gone)
         try:
-            fd = files.open(file.path, files.O_RDONLY | files.O_CLOEXEC)
+            fd = files.open(file.path_text, files.O_RDONLY | files.O_CLOEXEC)
             try:
-                data = files.pread(fd, UNIT_SIZE, at)
+                return files.pread(fd, count * UNIT_SIZE, at)
             finally:
                 files.close(fd)
         except OSError as e:
             raise StoreError(f"can't read {file.path}: {e}") from e
-        return UNIT.unpack(data) if len(data) == UNIT_SIZE else None
 
     @property
     def has_messages(self) -> bool:
@@ -227,8 +252,8 @@ class ConsumeQueue(QueueFiles):
 
     # -- opening and recovery -----------------------------------------------------------------------------------
 
-    def load(self) -> int | None:
-        """Finds the files and the last unit. Returns the queue offset from which units may be missing, or None.
+    def load(self, *, is_closed: bool) -> LoadedQueue:
+        """Finds the files and the last unit. If the store was closed, no data follows the last unit.
 
         Raises StoreError if the files don't have the configured size.
         """
@@ -241,19 +266,40 @@ class ConsumeQueue(QueueFiles):
                     "size that the store was made with, or delete the queue's directory to have it rebuilt from the log"
                 )
             self._files[base] = file
-        for base in reversed(lengths):
-            used = _used(self._files[base].path, lengths[base])
+        first = last = None
+        has_tail = False
+        for number, base in enumerate(reversed(lengths), 1):
+            fd = files.open(self._files[base].path_text, files.O_RDONLY | files.O_CLOEXEC)
+            try:
+                used, probe = _used(fd, lengths[base])
+                if used:
+                    at = (used - 1) * UNIT_SIZE
+                    last = UNIT.unpack(probe[at : at + UNIT_SIZE] or files.pread(fd, UNIT_SIZE, at))
+                    if number == len(lengths):
+                        first = UNIT.unpack_from(probe)
+                has_tail = not is_closed and (number > 1 or _has_data(fd, used * UNIT_SIZE, probe))
+            finally:
+                files.close(fd)
             self.max_offset = self._flushed_offset = base // UNIT_SIZE + used
             if used:
                 break
-        expected = min(lengths, default=0)
+        return LoadedQueue(last, first, has_tail, self._lacks(lengths))
+
+    def _lacks(self, lengths: dict[int, int]) -> int | None:
+        """Returns the queue offset from which units may be missing in files with these lengths, or None."""
+        expected = next(iter(lengths), 0)
         for base, length in lengths.items():
             if base != expected:
                 log.warning("%s lacks the file %020d", self._directory, expected)
                 return expected // UNIT_SIZE
             if length < self._file_size:
-                log.warning("%s has %d bytes in place of %d", self._files[base].path, length, self._file_size)
-                return base // UNIT_SIZE + _used(self._files[base].path, length)
+                path = self._files[base].path
+                log.warning("%s has %d bytes in place of %d", path, length, self._file_size)
+                fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
+                try:
+                    return base // UNIT_SIZE + _used(fd, length)[0]
+                finally:
+                    files.close(fd)
             expected = base + self._file_size
         return None
 
@@ -261,8 +307,9 @@ class ConsumeQueue(QueueFiles):
         """Returns whether the queue has exactly these units, starting at `offset`."""
         at = 0
         while at < len(units):
-            found = self.units(offset + at // UNIT_SIZE, (len(units) - at) // UNIT_SIZE)
-            if not found or units[at : at + len(found)] != found:
+            # Without mapping the file: recovery compares units of all queues, most of which are not used soon.
+            found = self._read(offset + at // UNIT_SIZE, (len(units) - at) // UNIT_SIZE)
+            if not found or len(found) % UNIT_SIZE or units[at : at + len(found)] != found:
                 return False
             at += len(found)
         return True
@@ -346,9 +393,13 @@ class ConsumeQueue(QueueFiles):
                 high = middle
         return low
 
-    def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Updates `min_offset` and `log_min_offset` to the start of the log (`ConsumeQueue.correctMinOffset`)."""
-        first = self.peek(self.first_offset)
+    def correct_min_offset(self, min_physical_offset: int, first: Unit | None = None) -> None:
+        """Updates `min_offset` and `log_min_offset` to the start of the log (`ConsumeQueue.correctMinOffset`).
+
+        `first` is the first unit, if the caller has read it.
+        """
+        if first is None:
+            first = self.peek(self.first_offset)
         if first is not None and first[0] >= min_physical_offset and first[1] != FILLER_SIZE:
             self.log_min_offset = self.first_offset
         else:
@@ -376,25 +427,42 @@ class ConsumeQueue(QueueFiles):
             self.min_offset = min(self.compacted.min_offset, self.max_offset)
 
 
-def _used(path: Path, length: int) -> int:
-    """Returns the number of units before the first zero unit. After the last unit, the file must be zero."""
-    fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
+def _used(fd: int, length: int) -> tuple[int, bytes]:
+    """Returns the number of units before the first zero unit, and the first bytes of the file.
+
+    After the last unit, the file must be zero.
+    """
+    probe = files.pread(fd, min(length, _PROBE), 0)
+    low, high = 0, length // UNIT_SIZE
+    for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
+        if probe[at : at + UNIT_SIZE] == NO_UNIT:
+            return low, probe
+        low += 1
+    while low < high:
+        middle = (low + high) // 2
+        if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == NO_UNIT:
+            high = middle
+        else:
+            low = middle + 1
+    return low, probe
+
+
+def _has_data(fd: int, start: int, probe: bytes) -> bool:
+    """Returns whether a file may have other bytes than zeros from `start` on. `probe` are its first bytes."""
+    if probe.count(0, start) < len(probe) - start:
+        return True
+    start, left = max(start, len(probe)), _MOST_READ
     try:
-        probe = files.pread(fd, min(length, _PROBE), 0)
-        low, high = 0, length // UNIT_SIZE
-        for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
-            if probe[at : at + UNIT_SIZE] == NO_UNIT:
-                return low
-            low += 1
-        while low < high:
-            middle = (low + high) // 2
-            if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == NO_UNIT:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-    finally:
-        files.close(fd)
+        while True:
+            start = files.lseek(fd, start, files.SEEK_DATA)
+            end = files.lseek(fd, start, files.SEEK_HOLE)
+            left -= end - start
+            if left < 0 or files.pread(fd, end - start, start).count(0) < end - start:
+                return True
+            start = end
+    except OSError as e:
+        # ENXIO: only a hole follows. On any other error, the caller clears the rest of the file.
+        return e.errno != errno.ENXIO
 
 
 def units_before(units: bytes, physical_offset: int) -> bytes:

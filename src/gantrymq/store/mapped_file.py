@@ -27,10 +27,11 @@ class MappedFile:
     from `base`.
     """
 
-    __slots__ = ("base", "fd", "is_used", "mapping", "path", "read_ahead", "reserved", "size", "view")
+    __slots__ = ("_directory", "_name", "base", "fd", "is_used", "mapping", "read_ahead", "reserved", "size", "view")
 
     def __init__(self, directory: Path, base: int, size: int, *, read_ahead: bool = True, name: str = "") -> None:
-        self.path = directory / (name or f"{base:0{_NAME_LENGTH}d}")
+        self._directory = directory
+        self._name = name or f"{base:0{_NAME_LENGTH}d}"
         self.base = base
         self.size = size
         self.read_ahead = read_ahead
@@ -44,11 +45,21 @@ class MappedFile:
         #: descriptor.
         self.fd: int | None = None
 
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return self._directory / self._name
+
+    @property
+    def path_text(self) -> str:
+        """The same path as a str, which costs a tenth of `path`."""
+        return f"{self._directory}/{self._name}"
+
     def open(self) -> None:
         """Opens the file; extends a missing or short one to `size` bytes. Raises StoreFull or StoreError."""
         if self.fd is None:
             try:
-                self.fd = _open_sized(self.path, self.size)
+                self.fd = _open_sized(self._directory, self.path_text, self.size)
             except OSError as e:
                 raise store_error(e, f"can't open {self.path}") from e
 
@@ -61,7 +72,7 @@ class MappedFile:
         """Returns the mapping. Maps the file first if needed, and extends a missing or short file to `size` bytes."""
         if self.mapping is None:
             try:
-                fd = _open_sized(self.path, self.size) if self.fd is None else self.fd
+                fd = _open_sized(self._directory, self.path_text, self.size) if self.fd is None else self.fd
                 try:
                     mapping = files.map_file(fd, self.size)
                 finally:
@@ -80,7 +91,7 @@ class MappedFile:
     def make(self, start: int, end: int) -> None:
         """Creates the file if it is missing, and reserves blocks for [start, end). Raises StoreFull or StoreError."""
         try:
-            files.close(_open_sized(self.path, self.size))
+            files.close(_open_sized(self._directory, self.path_text, self.size))
         except OSError as e:
             raise store_error(e, f"can't make {self.path}") from e
         self.reserve(start, end)
@@ -145,14 +156,14 @@ class MappedFile:
     def sync(self) -> None:
         """Flushes the content to disk; see `sync_file`."""
         with self._descriptor() as fd:
-            _sync_content(fd, self.path)
+            _sync_content(fd, self.path_text)
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:
         if self.fd is not None:
             yield self.fd
             return
-        fd = files.open(self.path, _OPEN_FLAGS)
+        fd = files.open(self.path_text, _OPEN_FLAGS)
         try:
             yield fd
         finally:
@@ -177,11 +188,11 @@ class MappedFile:
         files.unlink(self.path, missing_ok=True)
 
 
-def _open_sized(path: Path, size: int) -> int:
+def _open_sized(directory: Path, path: str, size: int) -> int:
     try:
         fd = files.open(path, _OPEN_FLAGS | files.O_CREAT, 0o644)
     except FileNotFoundError:
-        files.make_directory(path.parent)
+        files.make_directory(directory)
         fd = files.open(path, _OPEN_FLAGS | files.O_CREAT, 0o644)
     try:
         if files.fstat(fd).st_size < size:
@@ -199,7 +210,7 @@ def sync_file(path: Path) -> None:
     """
     fd = files.open(path, _OPEN_FLAGS)
     try:
-        _sync_content(fd, path)
+        _sync_content(fd, str(path))
     finally:
         files.close(fd)
 
@@ -226,7 +237,7 @@ def sync_entries(fd: int, path: Path) -> None:
         raise SyncFailed(f"cannot flush the entries of {path} to disk: {e.strerror or e}") from e
 
 
-def _sync_content(fd: int, path: Path) -> None:
+def _sync_content(fd: int, path: str) -> None:
     try:
         files.fdatasync(fd)
     except OSError as e:

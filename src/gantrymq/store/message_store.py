@@ -128,11 +128,11 @@ class MessageStore:
                 checkpoint_path = config.store_path_root_dir / "checkpoint"
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
-                self._queues.load()
+                loaded = self._queues.load(is_closed=not directory.was_aborted)
                 self._check_log_is_there(was_aborted=directory.was_aborted)
                 self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
-                recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
+                recovery = Recovery(self._log, self._queues, loaded, delays_ms, config.force_verify_prop_crc, progress)
                 recovery.run(checkpoint, was_aborted=directory.was_aborted)
                 self._torn_at = recovery.torn_at
                 self.compaction.load(was_aborted=directory.was_aborted)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gantrymq.errors import StoreError
-from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.consume_queue import ConsumeQueue, LoadedQueue
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.trash import Trash
@@ -23,8 +23,6 @@ class QueueTable:
 
     def __init__(self, directory: Path, file_size: int, preallocation: Preallocation, trash: Trash) -> None:
         self.dirty: deque[ConsumeQueue] = deque()
-        #: Queues with missing data when they were loaded, with the queue offset at which it is missing.
-        self.damaged: dict[ConsumeQueue, int] = {}
         #: Whether the directory existed at load time. If so, a queue without files was deleted, not lost with all
         #: others.
         self.was_there = False
@@ -42,16 +40,16 @@ class QueueTable:
     def __len__(self) -> int:
         return sum(len(queues) for queues in self._table.values())
 
-    def load(self) -> None:
-        """Finds the queues on disk. Raises StoreError if their files can't be used."""
+    def load(self, *, is_closed: bool) -> dict[ConsumeQueue, LoadedQueue]:
+        """Finds the queues on disk, and returns what it has read of each one; see `ConsumeQueue.load`."""
+        loaded = {}
         self.was_there = files.is_directory(self._directory)
         for topic in directories(self._directory):
             for queue_id in directories(self._directory / topic):
                 if queue_id.isascii() and queue_id.isdigit():
                     queue = self.get_or_create(topic, int(queue_id))
-                    lacks = queue.load()
-                    if lacks is not None:
-                        self.damaged[queue] = lacks
+                    loaded[queue] = queue.load(is_closed=is_closed)
+        return loaded
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Returns the queue; None if it doesn't exist."""
@@ -67,7 +65,7 @@ class QueueTable:
             raise StoreError(f"{topic[:300]!r} can't be a topic's name: it is also a directory's")
         if not 0 <= queue_id < 1 << 31:
             raise StoreError(f"{queue_id} can't be a queue's id")
-        path = self._directory / topic / str(queue_id)
+        path = self._directory.joinpath(topic, str(queue_id))
         queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._preallocation)
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue

@@ -24,7 +24,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, units_before
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, LoadedQueue, Unit, units_before
 from gantrymq.store.delay_level import may_have_code, tags_code_of
 from gantrymq.store.log_reader import LogReader, Run, Runs
 from gantrymq.store.queue_table import QueueTable
@@ -40,6 +40,9 @@ _PROGRESS_BYTES = 1024 * 1024
 class Recovery:
     """Recovers loaded files. With `needs_crc`, a record without a valid `record_crc` counts as invalid.
 
+    `loaded` is the result of `QueueTable.load`. With many queues, the system calls to read each file again would take
+    most of the time. Recovery therefore reads only the files of queues that it has changed.
+
     `progress` is called from time to time with the physical offset that has been read.
     """
 
@@ -47,12 +50,17 @@ class Recovery:
         self,
         commit_log: CommitLog,
         queues: QueueTable,
+        loaded: dict[ConsumeQueue, LoadedQueue],
         delays_ms: Sequence[int],
         needs_crc: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._log = commit_log
         self._queues = queues
+        #: The queues that have not changed since they were loaded.
+        self._loaded = loaded
+        #: Queues with missing data, with the queue offset at which it is missing.
+        self._damaged = {queue: found.lacks for queue, found in loaded.items() if found.lacks is not None}
         self._delays_ms = delays_ms
         self._needs_crc = needs_crc
         self._progress = progress
@@ -86,37 +94,53 @@ class Recovery:
         self._log.start_at(end, start)
         self._log.store_timestamp = self._log.flushed_timestamp = self._store_timestamp
         for queue in self._queues:
-            offset = queue.count_before(end) if queue.max_offset else 0
-            # A power failure can leave gaps there, and units of records that an earlier recovery cut off.
-            while was_aborted and offset > queue.first_offset and not self._points_right(queue, offset - 1):
-                offset -= 1
-            if offset < queue.max_offset:
-                log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
-            if was_aborted or offset < queue.max_offset:
-                queue.cut(offset)
+            found = self._loaded.get(queue)
+            if found is None or found.has_tail or found.lacks is not None or not _is_before(found.last, end):
+                found = None
+                self._end_queue(queue, end, was_aborted=was_aborted)
             queue.recovered_end = queue.max_offset if was_aborted else None
-            queue.correct_min_offset(self._log.min_offset)
+            queue.correct_min_offset(self._log.min_offset, None if found is None else found.first)
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, end)
         if self._restored:
             log.warning("%d units were missing in the queues and are there again", self._restored)
         log.info("the log has %d to %d, in %d queues", self._log.min_offset, end, len(self._queues))
 
+    def _end_queue(self, queue: ConsumeQueue, end: int, *, was_aborted: bool) -> None:
+        """Drops the units of a queue that point behind the log's end."""
+        offset = queue.count_before(end) if queue.max_offset else 0
+        # A power failure can leave gaps there, and units of records that an earlier recovery cut off.
+        while was_aborted and offset > queue.first_offset and not self._points_right(queue, offset - 1):
+            offset -= 1
+        if offset < queue.max_offset:
+            log.warning("%r: dropping %d units that point behind the log's end", queue, queue.max_offset - offset)
+        if was_aborted or offset < queue.max_offset:
+            queue.cut(offset)
+
     # -- start position -----------------------------------------------------------------------------------------
+
+    def _last_unit(self, queue: ConsumeQueue) -> Unit | None:
+        found = self._loaded.get(queue)
+        return queue.peek(queue.max_offset - 1) if found is None else found.last
 
     def _drop_wrong_units(self, queue: ConsumeQueue) -> None:
         """Drops units at the end of a queue that don't point to a record of this queue."""
-        if queue.max_offset == queue.first_offset or self._points_right(queue, queue.max_offset - 1):
+        last = self._last_unit(queue)
+        if queue.max_offset == queue.first_offset or self._is_right(queue, queue.max_offset - 1, last):
             return
+        self._loaded.pop(queue, None)
         offset = queue.count_before(self._log.position)
         while offset > queue.first_offset and not self._points_right(queue, offset - 1):
             offset -= 1
         log.warning("%r: dropping the last %d units, which point to no record", queue, queue.max_offset - offset)
         queue.cut(offset)
         # The record of a damaged unit may still be in the log.
-        self._queues.damaged[queue] = min(offset, self._queues.damaged.get(queue, offset))
+        self._damaged[queue] = min(offset, self._damaged.get(queue, offset))
 
     def _points_right(self, queue: ConsumeQueue, offset: int) -> bool:
-        unit = queue.peek(offset)
+        return self._is_right(queue, offset, queue.peek(offset))
+
+    def _is_right(self, queue: ConsumeQueue, offset: int, unit: Unit | None) -> bool:
+        """Returns whether the unit with this queue offset points to a record of the queue."""
         if unit is None:
             return False
         physical_offset, size, _ = unit
@@ -137,7 +161,7 @@ class Recovery:
         first = self._log.min_offset
         last, end = first, first
         for queue in self._queues:
-            unit = queue.peek(queue.max_offset - 1)
+            unit = self._last_unit(queue)
             if unit is not None and unit[1] != FILLER_SIZE and unit[0] > last:
                 last, end = unit[0], unit[0] + unit[1]
         if was_aborted:
@@ -146,7 +170,7 @@ class Recovery:
         else:
             start = last
         for queue in self._queues:
-            lacks = self._queues.damaged.get(queue)
+            lacks = self._damaged.get(queue)
             if lacks is None and first == 0 and queue.first_offset > 0:
                 log.warning("%r lacks its first file, while the log is whole", queue)
                 lacks = 0
@@ -267,6 +291,8 @@ class Recovery:
         self._queues.mark_dirty(queue)
         queue.unflushed_from(offset)
         missing = units[there * UNIT_SIZE :]
+        if missing:
+            self._loaded.pop(queue, None)
         queue.restore_behind(missing)
         self._restored += len(missing) // UNIT_SIZE
         return True
@@ -298,6 +324,7 @@ class Recovery:
                     return
                 if offset == 0:
                     log.warning("%r begins again at the physical offset %d", queue, physical_offset)
+                    self._loaded.pop(queue, None)
                     queue.clear()
         else:
             last = queue.unit(queue.max_offset - 1)
@@ -309,8 +336,14 @@ class Recovery:
                     return
                 if queue.max_offset or self._log.min_offset == 0:
                     log.warning("%r: no record has the queue offsets %d to %d", queue, queue.max_offset, offset - 1)
+        self._loaded.pop(queue, None)
         queue.restore(offset, physical_offset, record.size, code)
         self._restored += 1
+
+
+def _is_before(last: Unit | None, end: int) -> bool:
+    """Returns whether all units of a queue with this last unit count as before a physical offset."""
+    return last is None or last[1] == FILLER_SIZE or last[0] < end
 
 
 def _is_torn(record: Record) -> bool:
