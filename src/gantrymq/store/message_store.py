@@ -60,7 +60,7 @@ class MessageStore:
         jobs: Jobs | None = None,
         waits: bool = True,
         topic_limits: TopicLimits = lambda topic: None,
-        compaction_topics: Callable[[], Collection[str]] = tuple,
+        compaction_topics: Callable[[], Collection[str]] = lambda: (),
     ) -> None:
         self.config = config
         #: Size of the log's end that is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
