@@ -135,7 +135,7 @@ class Power:
         if program not in site.servers.brokers or not site.servers.is_synced:
             return
         config = store_config(site.clients.scene.plan)
-        directory, log = f"{config.commit_log_directory}/", dict[int, bytes]()
+        directory, log = f"{config.commit_log_directories[0]}/", dict[int, bytes]()
         for path, inode in site.world.disks[program.host.address].files():
             name = path.removeprefix(directory)
             if name.isdigit():

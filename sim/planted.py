@@ -179,8 +179,8 @@ BUGS = (
     Planted(
         "a lack of descriptors counts as a disk failure",
         "store/mapped_file.py",
-        "        with self._descriptor() as fd:\n            _sync_content(fd, self.path)",
-        "        try:\n            with self._descriptor() as fd:\n                _sync_content(fd, self.path)\n"
+        "        with self._descriptor() as fd:\n            _sync_content(fd, self.path_text)",
+        "        try:\n            with self._descriptor() as fd:\n                _sync_content(fd, self.path_text)\n"
         "        except OSError as e:\n            raise SyncFailed(str(e)) from e",
     ),
     Planted(
