@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class SchemaCache(Generic[T]):
-    """Caches the values that `build` returns, by the id of the schema. Not thread-safe.
+    """Caches the values that `build` returns, by the id of the schema. `cached` is thread-safe, `get` is not.
 
     If a schema can't be used, the error is cached for UNKNOWN_FOR_S. Afterwards, a schema to which it refers may have
     been registered. Unknown ids are not cached here, because `SchemaRegistry` limits requests for unknown ids.
