@@ -266,7 +266,8 @@ class ConsumeQueue(QueueFiles):
                     "size that the store was made with, or delete the queue's directory to have it rebuilt from the log"
                 )
             self._files[base] = file
-        first = last = None
+        first: Unit | None = None
+        last: Unit | None = None
         has_tail = False
         for number, base in enumerate(reversed(lengths), 1):
             fd = files.open(self._files[base].path_text, files.O_RDONLY | files.O_CLOEXEC)

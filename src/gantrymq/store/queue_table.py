@@ -42,7 +42,7 @@ class QueueTable:
 
     def load(self, *, is_closed: bool) -> dict[ConsumeQueue, LoadedQueue]:
         """Finds the queues on disk, and returns what it has read of each one; see `ConsumeQueue.load`."""
-        loaded = {}
+        loaded: dict[ConsumeQueue, LoadedQueue] = {}
         self.was_there = files.is_directory(self._directory)
         for topic in directories(self._directory):
             for queue_id in directories(self._directory / topic):
