@@ -13,11 +13,13 @@ import argparse
 import asyncio
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 from result_files import add_out, recorded
 
@@ -32,6 +34,7 @@ from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.remoting.connection import Connection
+from gantrymq.sync import SyncProducer
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -90,8 +93,11 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=25, help="repetitions of each (%(default)s)")
     add_out(parser)
     args = parser.parse_args()
-    with recorded(args, "bench/client_micro.py"), asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(run(b"x" * args.size, args.repeat))
+    body = b"x" * args.size
+    with recorded(args, "bench/client_micro.py"):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run(body, args.repeat))
+        run_blocking(body, args.repeat)
     return 0
 
 
@@ -143,11 +149,45 @@ async def run(body: bytes, repeat: int) -> None:
     steps_of_a_pull(body, repeat)
 
 
+def run_blocking(body: bytes, repeat: int) -> None:
+    """Measures `SyncProducer.send`: the CPU time of the callers' threads and of the event loop's."""
+    producer = Producer("127.0.0.1:1", "benchmark_producer")
+    with SyncProducer(producer) as sync, ExitStack() as stack:
+        peer, disconnect = sync._wait(connect(producer))
+        stack.callback(lambda: sync._wait(disconnect()))
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                sync.send(Message(TOPIC, body))
+
+        for name, senders, count in (
+            ("SyncProducer.send, 1 thread", 1, 600),
+            ("SyncProducer.send, 32 threads", 32, 40),
+        ):
+            times = []
+            for _ in range(repeat):
+                threads = [threading.Thread(target=send, args=(count,)) for _ in range(senders)]
+                peer.spent_ns, began = 0, time.process_time_ns()
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                times.append((time.process_time_ns() - began - peer.spent_ns) / (senders * count))
+            show(name, times)
+
+
 async def connected(stack: AsyncExitStack, linger: float = 0.0) -> tuple[Producer, Answering]:
     """Returns a producer that has a route and a connection."""
-    loop = asyncio.get_running_loop()
     producer = Producer("127.0.0.1:1", "benchmark_producer", linger=linger)
     await stack.enter_async_context(producer)
+    peer, disconnect = await connect(producer)
+    stack.push_async_callback(disconnect)
+    return producer, peer
+
+
+async def connect(producer: Producer) -> tuple[Answering, Callable[[], Coroutine[Any, Any, None]]]:
+    """Gives a started producer a route and a connection. Returns the peer, and a function that disconnects it."""
+    loop = asyncio.get_running_loop()
     client = producer.client
     # Cancel background tasks: there is no NameServer and no broker.
     for job in client._jobs:
@@ -170,8 +210,11 @@ async def connected(stack: AsyncExitStack, linger: float = 0.0) -> tuple[Produce
     connection.connection_made(peer)
     connection.address = ADDRESS
     client.remoting._connections[ADDRESS] = connection
-    stack.callback(client.remoting._connections.clear)
-    return producer, peer
+
+    async def disconnect() -> None:
+        client.remoting._connections.clear()
+
+    return peer, disconnect
 
 
 def steps_of_a_pull(body: bytes, repeat: int) -> None:

@@ -8,6 +8,7 @@ from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.direct_sends import DirectSends
 from gantrymq.client.producing.producer import Producer
 from gantrymq.sync import SyncPushConsumer, SyncSimpleConsumer
 
@@ -26,6 +27,11 @@ def popped_queues(consumer: PushConsumer) -> PoppedQueues:
 def has_pending_requests(producer: Producer) -> bool:
     """Returns true if `request` still waits for a reply."""
     return bool(producer._requests._waiting)
+
+
+def direct_sends(producer: Producer) -> DirectSends:
+    assert producer._direct
+    return producer._direct
 
 
 def client_of(consumer: SimpleConsumer) -> ClientInstance:

@@ -147,7 +147,31 @@ def unconfirmed(msg_id: str, broker_name: str, status: SendStatus) -> str:
     )
 
 
-def _send_result(response: RemotingCommand, status: SendStatus, msg_id: str, queue: MessageQueue) -> SendResult:
+def send_result(response: RemotingCommand, address: str, queue: MessageQueue, msg_id: str) -> SendResult:
+    """Decodes the response of the broker at `address`. Raises BrokerError, SendOutcomeUnknown or ProtocolError."""
+    status = _SEND_STATUS.get(response.code)
+    if status is None:
+        raise broker_error(response, address)
+    plain = decode_send_response(response, queue.queue_id)
+    if plain is not None:
+        offset_msg_id, queue_offset, transaction_id, region_id, trace_on = plain
+        return _new(
+            SendResult,
+            (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
+        )
+    result = _decoded_result(response, status, msg_id, queue)
+    if is_unconfirmed(response):
+        raise SendOutcomeUnknown(unconfirmed(msg_id, queue.broker_name, status), address, result)
+    return result
+
+
+def unknown_outcome(error: Exception, address: str, queue: MessageQueue, msg_id: str) -> SendOutcomeUnknown:
+    """Returns the error of a send whose request was written, and that failed with `error`."""
+    what = f"message {msg_id}" if msg_id else "a message"
+    return SendOutcomeUnknown(f"{what} may be stored on {queue.broker_name}: {error}", address)
+
+
+def _decoded_result(response: RemotingCommand, status: SendStatus, msg_id: str, queue: MessageQueue) -> SendResult:
     """Decodes the result of a send from any form of response. Raises HeaderError."""
     answer = response.read_header(SendMessageResponseHeader)
     if answer.queue_id != queue.queue_id:
@@ -221,28 +245,13 @@ class BrokerApi:
         the message is not stored.
         """
         try:
-            response = await self.remoting.invoke(address, command, timeout_ms)
-            status = _SEND_STATUS.get(response.code)
-            if status is None:
-                raise broker_error(response, address)
-            plain = decode_send_response(response, queue.queue_id)
-            if plain is not None:
-                offset_msg_id, queue_offset, transaction_id, region_id, trace_on = plain
-                return _new(
-                    SendResult,
-                    (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
-                )
-            result = _send_result(response, status, msg_id, queue)
+            return send_result(await self.remoting.invoke(address, command, timeout_ms), address, queue, msg_id)
         except (ConnectionLost, RequestTimeout, ProtocolError) as e:
             # A request gets its opaque number when it is written to the connection, so a request without a number was
             # not sent.
             if not command.opaque:
                 raise
-            what = f"message {msg_id}" if msg_id else "a message"
-            raise SendOutcomeUnknown(f"{what} may be stored on {queue.broker_name}: {e}", address) from e
-        if is_unconfirmed(response):
-            raise SendOutcomeUnknown(unconfirmed(msg_id, queue.broker_name, status), address, result)
-        return result
+            raise unknown_outcome(e, address, queue, msg_id) from e
 
     async def send_oneway(self, address: str, command: RemotingCommand) -> None:
         """Sends a request from `send_command` without a response. The result is unknown."""

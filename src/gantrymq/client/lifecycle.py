@@ -112,7 +112,9 @@ class Lifecycle(ABC):
         """Raises ClientClosed before the start and after the close, and ClientError in another event loop."""
         if not self._is_open:
             raise ClientClosed(f"this {type(self).__name__} is not started, or closed: use it inside `async with`")
-        self._check_loop()
+        # The comparison of `_check_loop`, without a call for each message.
+        if self._loop is not asyncio.get_running_loop():
+            self._check_loop()
 
     def _check_loop(self) -> None:
         # The connections belong to the other event loop, so fail before anything is sent.

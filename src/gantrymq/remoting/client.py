@@ -111,17 +111,25 @@ class RemotingClient:
         except RequestTimeout as e:
             if timeout_ms < asked_ms:
                 e.add_note(f"of {asked_ms} ms connecting took {asked_ms - timeout_ms}")
-            if timeout_ms >= LEAST_TIMEOUT_MS and connection.silent_s > _NEARLY * self._silence_s:
-                connection.abort()
+            self.timed_out(connection, timeout_ms)
             raise
         for hook in self._hooks:
             hook.after_response(address, request, response)
         return response
 
+    def timed_out(self, connection: Connection, timeout_ms: int) -> None:
+        """Closes the connection of a request that has timed out, if the server has sent nothing for long enough."""
+        if timeout_ms >= LEAST_TIMEOUT_MS and connection.silent_s > _NEARLY * self._silence_s:
+            connection.abort()
+
+    def open_connection(self, address: str) -> Connection | None:
+        """Returns the connection to HOST:PORT if it is open."""
+        connection = self._connections.get(address)
+        return None if connection is None or connection.is_closed else connection
+
     def is_connected(self, address: str) -> bool:
         """Returns true if the connection to HOST:PORT is open."""
-        connection = self._connections.get(address)
-        return connection is not None and not connection.is_closed
+        return self.open_connection(address) is not None
 
     def silent(self, silence_s: float) -> list[str]:
         """Returns HOST:PORT of each server with pending responses that has sent nothing for `silence_s` seconds."""

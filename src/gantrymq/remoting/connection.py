@@ -433,6 +433,23 @@ class Connection(FlowControl):
             self._unanswered_since = monotonic()
         self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
 
+    def next_opaque(self) -> int:
+        """Returns the opaque number for the next request. Only `send_frame` needs it from its caller."""
+        self._next_opaque = opaque = (self._next_opaque + 1) & 0x7FFFFFFF
+        return opaque
+
+    def send_frame(self, frame: bytes, opaque: int, timeout_ms: int, waiting: Waiting) -> None:
+        """Works like `pass_request` for an encoded request. The connection must be writable and have no hooks."""
+        self._gather(frame, GATHER_LIMIT)
+        if self._unanswered_since == inf:
+            self._unanswered_since = monotonic()
+        self._pending.add_waiting(opaque, self.address, timeout_ms, waiting)
+
+    @property
+    def pending(self) -> PendingRequests:
+        """The requests that wait for their responses."""
+        return self._pending
+
     def forget(self, request: RemotingCommand) -> None:
         """Removes the pending `request`, whose response will be ignored."""
         self._pending.discard(request.opaque)
@@ -458,7 +475,7 @@ class Connection(FlowControl):
     def _send(self, request: RemotingCommand) -> None:
         if self._transport is None or self.is_closed:
             raise ConnectionLost(f"the connection with {self.address} is closed", self.address)
-        self._next_opaque = request.opaque = (self._next_opaque + 1) & 0x7FFFFFFF
+        request.opaque = self.next_opaque()
         for hook in self._hooks:
             hook.before_request(self.address, request)
         if len(request.body) > LARGE_BODY:
@@ -500,6 +517,11 @@ class Connection(FlowControl):
         if self._rest is not None or self.is_stopped or self._unanswered_since == inf:
             return 0.0
         return monotonic() - self._unanswered_since
+
+    @property
+    def is_writable(self) -> bool:
+        """True if a request can be written now: the connection is open, and its write buffer is not full."""
+        return self._writable is None and not self.is_closed
 
     @property
     def is_closed(self) -> bool:

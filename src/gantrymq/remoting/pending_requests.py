@@ -69,6 +69,11 @@ class PendingRequests:
         pending.waiting.set_result(response)
         return True
 
+    def find(self, opaque: int) -> Waiting | None:
+        """Returns what waits for the response to a pending request."""
+        pending = self._pending.get(opaque)
+        return None if pending is None else pending.waiting
+
     def discard(self, opaque: int) -> None:
         """Removes a pending request. A later response is ignored."""
         self._pending.pop(opaque, None)

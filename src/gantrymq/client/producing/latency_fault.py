@@ -64,7 +64,7 @@ class LatencyFaults:
 
     def begin(self, broker: str, now_ms: int) -> FaultItem:
         """Records the start of a send. Pass the returned item to `end` or `stored`."""
-        item = self._item(broker)
+        item = self.items.get(broker) or self._item(broker)
         if not item.under_way:
             item.silent_ms = now_ms
         item.under_way += 1

@@ -209,6 +209,11 @@ class Encoder:
         msg_id = self._unique_keys.next()
         return part._replace(properties=_UNIQUE_KEY_PAIR % msg_id.encode(), msg_id=msg_id)
 
+    @property
+    def largest_uncompressed(self) -> int:
+        """Largest body that `wants_compression` excludes, in bytes."""
+        return self._compress_over - 1
+
     def wants_compression(self, encoded: EncodedMessage) -> bool:
         return len(encoded.body) >= self._compress_over and not encoded.batch
 

@@ -24,6 +24,10 @@ class TopicPublishInfo:
                 return queue
         return self._take()
 
+    def put_back(self) -> None:
+        """Makes the selected queue the next one again, because nothing was sent to it."""
+        self._next = (self._next - 1) % len(self.queues)
+
     def next_where(self, usable: Callable[[str], bool]) -> MessageQueue | None:
         """Returns the next queue for whose broker name `usable` returns true, or None."""
         for _ in self.queues:

@@ -18,6 +18,11 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
+#: A frame's prefix and a binary header up to the ext fields, with an empty remark (`binary_header`).
+_HEAD = Struct(">iIhBhiiii")
+_pack_head = _HEAD.pack
+#: Bytes of a binary header before its ext fields.
+_FIXED_LENGTH = _HEAD.size - 8
 _PYTHON = int(LanguageCode.PYTHON)
 _BINARY = SerializeType.ROCKETMQ
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
@@ -46,7 +51,7 @@ def rounded_timeout(timeout_ms: int) -> int:
 
 
 @lru_cache(_CACHE_SIZE)
-def _constant_fields(
+def constant_fields(
     group: str,
     queue: MessageQueue,
     create_topic_key: str,
@@ -113,7 +118,7 @@ def send_command(
         unit_mode: Whether such a new topic is a topic of a unit.
         timeout_ms: Timeout of the client, ms; rounded in the request.
     """
-    before, after = _constant_fields(
+    before, after = constant_fields(
         group,
         queue,
         create_topic_key,
@@ -125,9 +130,15 @@ def send_command(
         max_reconsume_times,
         timeout_ms if timeout_ms == DEFAULT_TIMEOUT_MS else rounded_timeout(timeout_ms),
     )
+    ext = _ext_fields(before, after, born_timestamp, flag, properties)
+    code = _SEND_BATCH if batch else _SEND_REPLY if reply else _SEND
+    return RemotingCommand(code, _PYTHON, PROTOCOL_VERSION, 0, 0, None, ext, body, _BINARY)
+
+
+def _ext_fields(before: bytes, after: bytes, born_timestamp: int, flag: int, properties: bytes) -> bytes:
     born = b"%d" % born_timestamp
     flag_text = b"%d" % flag
-    ext = b"%b%c%b\x00\x01h\x00\x00\x00%c%b\x00\x01i%b%b%b" % (
+    return b"%b%c%b\x00\x01h\x00\x00\x00%c%b\x00\x01i%b%b%b" % (
         before,
         len(born),
         born,
@@ -137,5 +148,17 @@ def send_command(
         properties,
         after,
     )
-    code = _SEND_BATCH if batch else _SEND_REPLY if reply else _SEND
-    return RemotingCommand(code, _PYTHON, PROTOCOL_VERSION, 0, 0, None, ext, body, _BINARY)
+
+
+def send_frame(before: bytes, after: bytes, opaque: int, born_timestamp: int, properties: bytes, body: bytes) -> bytes:
+    """Returns the frame that `send_command` makes of one message without a flag.
+
+    `before` and `after` are the results of `constant_fields`.
+    """
+    ext = _ext_fields(before, after, born_timestamp, 0, properties)
+    length = _FIXED_LENGTH + len(ext)
+    return (
+        _pack_head(4 + length + len(body), 1 << 24 | length, _SEND, _PYTHON, PROTOCOL_VERSION, opaque, 0, 0, len(ext))
+        + ext
+        + body
+    )

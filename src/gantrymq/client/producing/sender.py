@@ -10,21 +10,24 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gantrymq.background.repeating import Repeating
-from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
+from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus, send_result, unknown_outcome
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.failover import is_role_change
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
 from gantrymq.client.producing.message_encoder import EncodedMessage
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.publish_info import TopicPublishInfo
-from gantrymq.client.producing.send_command import send_command
+from gantrymq.client.producing.send_attempt import SendAttempt
+from gantrymq.client.producing.send_command import constant_fields, rounded_timeout, send_command
 from gantrymq.client.routes import no_writable_queue, write_queues
 from gantrymq.errors import (
     BrokerError,
     BrokerUnavailable,
     ConnectFailed,
+    ConnectionLost,
     GantryError,
     IllegalMessage,
+    ProtocolError,
     RefusalReason,
     RemotingError,
     RequestTimeout,
@@ -121,7 +124,7 @@ class Sender:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
                     try:
-                        return self._known_publish_info(topic) or await self._find_publish_info(topic)
+                        return self.known_publish_info(topic) or await self._find_publish_info(topic)
                     except BrokerUnavailable as e:
                         unavailable = e
                     self.client.report_failure(topic, unavailable)
@@ -181,10 +184,31 @@ class Sender:
             if left_ms < MIN_TRY_MS:
                 raise unknown or _no_master(refused) from refused
 
-    async def _send_with_retries(self, encoded: EncodedMessage, timeout_ms: int) -> SendResult:
+    def stored(self, attempt: SendAttempt) -> None:
+        """Records the end of a successful attempt."""
+        if self.faults is not None and attempt.fault is not None:
+            self.faults.stored(attempt.fault, int(attempt.began * 1000), int(clock.monotonic() * 1000))
+
+    def cancelled(self, attempt: SendAttempt) -> None:
+        """Records that the caller of an attempt was cancelled. A later response is ignored."""
+        attempt.connection.pending.discard(attempt.opaque)
+        if self.faults is not None and attempt.fault is not None:
+            self.faults.end(attempt.fault, int(clock.monotonic() * 1000), answered=False)
+
+    def send_after(self, attempt: SendAttempt) -> Coroutine[Any, Any, SendResult]:
+        """Continues a send whose first attempt has ended without a SendResult, like a send that began here."""
+        return self._send_with_retries(attempt.encoded, attempt.send_timeout_ms, attempt)
+
+    async def _send_with_retries(
+        self, encoded: EncodedMessage, timeout_ms: int, ended: SendAttempt | None = None
+    ) -> SendResult:
+        """`ended` is the first attempt if `DirectSends` has made it."""
         now = clock.monotonic
-        deadline = now() + timeout_ms / 1000
-        info = self._known_publish_info(encoded.topic) or await self.publish_info(encoded.topic, timeout_ms)
+        deadline = (now() if ended is None else ended.began) + timeout_ms / 1000
+        if ended is not None:
+            info = ended.info
+        else:
+            info = self.known_publish_info(encoded.topic) or await self.publish_info(encoded.topic, timeout_ms)
         faults = self.faults
         try_timeout_ms = self._try_timeout(info, timeout_ms)
         tried: list[str] = []
@@ -196,23 +220,31 @@ class Sender:
         attempt = -1
         while attempt < self._retry_times:
             attempt += 1
-            began = now()
-            began_ms = int(began * 1000)
-            try_ms = left_ms = int((deadline - began) * 1000)
-            if left_ms <= (MIN_TRY_MS if tried else 0):
-                break
-            if error is not None:
-                info = self._current_publish_info(encoded.topic) or info
-                try_timeout_ms = self._try_timeout(info, timeout_ms)
-            if try_timeout_ms is not None and attempt < self._retry_times:
-                try_ms = min(left_ms, try_timeout_ms)
-            last = tried[-1] if tried else None
-            queue = info.select(last) if faults is None else faults.select(info, last, began_ms)
+            if ended is not None:
+                began_ms, left_ms, try_ms = int(ended.began * 1000), timeout_ms, ended.timeout_ms
+                queue, fault = ended.queue, ended.fault
+            else:
+                began = now()
+                began_ms = int(began * 1000)
+                try_ms = left_ms = int((deadline - began) * 1000)
+                if left_ms <= (MIN_TRY_MS if tried else 0):
+                    break
+                if error is not None:
+                    info = self._current_publish_info(encoded.topic) or info
+                    try_timeout_ms = self._try_timeout(info, timeout_ms)
+                if try_timeout_ms is not None and attempt < self._retry_times:
+                    try_ms = min(left_ms, try_timeout_ms)
+                last = tried[-1] if tried else None
+                queue = info.select(last) if faults is None else faults.select(info, last, began_ms)
+                fault = None if faults is None else faults.begin(queue.broker_name, began_ms)
             tried.append(queue.broker_name)
-            fault = None if faults is None else faults.begin(queue.broker_name, began_ms)
             answered = is_moving = False
             try:
-                result = await self._send_to(queue, encoded, try_ms, master_wait_ms=0)
+                if ended is not None:
+                    first, ended = ended, None
+                    result = self._result_of(first)
+                else:
+                    result = await self._send_to(queue, encoded, try_ms, master_wait_ms=0)
                 answered = True
             except RemotingError as e:
                 error = e
@@ -276,6 +308,23 @@ class Sender:
             error.__cause__ = refusal
         error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
         raise error
+
+    def _result_of(self, attempt: SendAttempt) -> SendResult:
+        """Returns the result of an attempt that has ended. Raises the errors of `BrokerApi.send`."""
+        address, queue, msg_id = attempt.connection.address, attempt.queue, attempt.encoded.msg_id
+        try:
+            response = attempt.future.result()
+            assert isinstance(response, RemotingCommand), "DirectSends returns results"
+            return send_result(response, address, queue, msg_id)
+        except (ConnectionLost, RequestTimeout, ProtocolError) as e:
+            if isinstance(e, RequestTimeout):
+                self.client.remoting.timed_out(attempt.connection, attempt.timeout_ms)
+            raise unknown_outcome(e, address, queue, msg_id) from e
+
+    def try_timeout_ms(self, info: TopicPublishInfo, timeout_ms: int) -> int:
+        """Returns the timeout of the first attempt of a send with this timeout, in ms."""
+        try_timeout_ms = self._try_timeout(info, timeout_ms)
+        return timeout_ms if try_timeout_ms is None or not self._retry_times else min(timeout_ms, try_timeout_ms)
 
     def _try_timeout(self, info: TopicPublishInfo, timeout_ms: int) -> int | None:
         """Returns the timeout of an attempt, in ms; None if an attempt may take the whole timeout of the send."""
@@ -360,7 +409,23 @@ class Sender:
             timeout_ms=timeout_ms,
         )
 
-    def _known_publish_info(self, topic: str) -> TopicPublishInfo | None:
+    def constant_fields(self, queue: MessageQueue, timeout_ms: int) -> tuple[bytes, bytes]:
+        """Returns the constant bytes of `send_frame` for ordinary messages to `queue`."""
+        return constant_fields(
+            self._group,
+            queue,
+            self._create_topic_key,
+            self._default_topic_queue_nums,
+            self._unit_mode,
+            sys_flag=0,
+            batch=False,
+            reconsume_times=0,
+            max_reconsume_times=None,
+            timeout_ms=rounded_timeout(timeout_ms),
+        )
+
+    def known_publish_info(self, topic: str) -> TopicPublishInfo | None:
+        """Returns the queues of a topic if they are cached and its route has not changed."""
         known = self._publish_infos.get(topic)
         # Each change of a route creates a new object.
         if known is not None and known[0] is self.client.routes.cached(topic):
@@ -369,7 +434,7 @@ class Sender:
 
     def _current_publish_info(self, topic: str) -> TopicPublishInfo | None:
         """Returns the queues of the cached route; None if no route is cached or no broker in the route has a master."""
-        info = self._known_publish_info(topic)
+        info = self.known_publish_info(topic)
         route = self.client.routes.cached(topic)
         if info is None and route is not None and (queues := write_queues(topic, route)):
             info = TopicPublishInfo(queues)

@@ -1,0 +1,134 @@
+"""DirectSends: starts an ordinary send without a coroutine for each layer. The hot path of `Producer.send`.
+
+A send is ordinary if its request can be written at once, and its message needs none of the special headers. All other
+sends, and each further attempt of a send, are up to `Sender`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from gantrymq.client.producing.message_encoder import Encoder
+from gantrymq.client.producing.publish_info import TopicPublishInfo
+from gantrymq.client.producing.send_attempt import SendAttempt
+from gantrymq.client.producing.send_command import send_frame
+from gantrymq.client.producing.sender import Sender
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.protocol.properties import MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.responses import LARGE_BODY
+from gantrymq.system.clock import monotonic, now_ms
+
+#: Largest number of cached topics with their timeouts.
+MAX_TOPICS = 1024
+
+#: Messages with one of these properties need the sender: another request code, another header, or a certain queue.
+_SPECIAL = frozenset({MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED})
+#: Creates a NamedTuple in half the time of its own constructor.
+_new = tuple.__new__
+
+
+class _Target(NamedTuple):
+    """The open connection to a queue's master, and the constant bytes of its requests."""
+
+    connection: Connection
+    before: bytes
+    after: bytes
+
+
+class _Topic(NamedTuple):
+    """A topic's queues in the present routes, with the targets that were used."""
+
+    route: TopicRouteData
+    brokers: dict[str, dict[int, str]]
+    info: TopicPublishInfo
+    try_timeout_ms: int
+    targets: dict[MessageQueue, _Target]
+
+
+class DirectSends:
+    """Starts the ordinary sends of a producer without a namespace, middleware and hooks."""
+
+    def __init__(self, sender: Sender, encoder: Encoder) -> None:
+        self.sender = sender
+        self._encoder = encoder
+        self._routes = sender.client.routes
+        self._loop = asyncio.get_running_loop()
+        self._topics: dict[tuple[str, int], _Topic] = {}
+        self._largest = min(encoder.largest_uncompressed, LARGE_BODY)
+
+    def begin(self, message: Message, timeout_ms: int) -> SendAttempt | None:
+        """Writes the request of the first attempt. Returns None if the send is not ordinary. Raises IllegalMessage."""
+        topic, body, properties, routes = message.topic, message.body, message.properties, self._routes
+        known = self._topics.get((topic, timeout_ms))
+        if known is None or known.route is not routes.cached(topic) or known.brokers is not routes.all_brokers():
+            known = self._find(topic, timeout_ms)
+            if known is None:
+                return None
+        if message.flag != 0 or (type(body) is bytes and len(body) > self._largest):
+            return None
+        if properties and not properties.keys().isdisjoint(_SPECIAL):
+            return None
+        encoded = self._encoder.encode(topic, message, properties)
+        _, _, info, try_timeout_ms, targets = known
+        began = monotonic()
+        faults = self.sender.faults
+        if faults is None or not info.has_several_brokers:
+            queue = info.select()
+        else:
+            queue = faults.select(info, None, int(began * 1000))
+        target = targets.get(queue)
+        if target is None or not target.connection.is_writable:
+            target = self._find_target(queue, timeout_ms, targets)
+            if target is None:
+                # The sender opens the connection.
+                info.put_back()
+                return None
+        connection, before, after = target
+        opaque = connection.next_opaque()
+        frame = send_frame(before, after, opaque, now_ms(), encoded.properties, body)
+        fault = None if faults is None else faults.begin(queue.broker_name, int(began * 1000))
+        attempt = _new(
+            SendAttempt,
+            (
+                self._loop.create_future(),
+                encoded,
+                queue,
+                connection,
+                opaque,
+                info,
+                fault,
+                began,
+                try_timeout_ms,
+                timeout_ms,
+            ),
+        )
+        connection.send_frame(frame, opaque, try_timeout_ms, attempt)
+        return attempt
+
+    def _find(self, topic: str, timeout_ms: int) -> _Topic | None:
+        """Caches the topic's queues. Returns None if its route must be requested or no time is left."""
+        info = self.sender.known_publish_info(topic)
+        route = self._routes.cached(topic)
+        if info is None or route is None or timeout_ms <= 0 or topic.startswith(RETRY_TOPIC_PREFIX):
+            return None
+        if len(self._topics) >= MAX_TOPICS:
+            self._topics.clear()
+        try_timeout_ms = self.sender.try_timeout_ms(info, timeout_ms)
+        known = _Topic(route, self._routes.all_brokers(), info, try_timeout_ms, {})
+        self._topics[topic, timeout_ms] = known
+        return known
+
+    def _find_target(
+        self, queue: MessageQueue, timeout_ms: int, targets: dict[MessageQueue, _Target]
+    ) -> _Target | None:
+        """Caches the connection to the queue's master. Returns None if it is not open, or if it is full."""
+        address = self._routes.master_address(queue.broker_name)
+        connection = None if address is None else self.sender.client.remoting.open_connection(address)
+        if connection is None or not connection.is_writable:
+            return None
+        target = targets[queue] = _Target(connection, *self.sender.constant_fields(queue, timeout_ms))
+        return target
