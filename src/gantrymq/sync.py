@@ -33,6 +33,7 @@ from gantrymq.client.consuming.push_consumer import HandlerT, PushConsumer
 from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
 from gantrymq.client.popping.simple_consumer import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S, SimpleConsumer
 from gantrymq.client.producing.cross_thread_queue import CrossThreadQueue
+from gantrymq.client.producing.cross_thread_sends import CrossThreadSends
 from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
@@ -150,6 +151,10 @@ class _Sync:
             work.close()
             self._death_is_told |= isinstance(e, ThreadDied)
             raise
+        return self._result_of(future)
+
+    def _result_of(self, future: Future[T]) -> T:
+        """Blocks until `future` is done, and returns its result or raises its error. Cancels it on Ctrl-C."""
         try:
             return future.result()
         except CancelledError:
@@ -215,6 +220,7 @@ class SyncProducer(_Sync):
         super().__init__(producer)
         self._producer = producer
         self._enqueued: CrossThreadQueue | None = None
+        self._sends: CrossThreadSends | None = None
 
     async def _close_client(self) -> None:
         loop = asyncio.get_running_loop()
@@ -261,7 +267,26 @@ class SyncProducer(_Sync):
         select: QueueSelector | None = None,
         timeout: float | timedelta = TIMEOUT_S,
     ) -> SendResult:
-        return self._wait(self._producer.send(message, queue=queue, select=select, timeout=timeout))
+        if queue is not None or select is not None:
+            return self._wait(self._producer.send(message, queue=queue, select=select, timeout=timeout))
+        self._refuse_own_thread()
+        if self._was_forked:
+            raise ClientClosed(AFTER_FORK)
+        try:
+            with self._lock:
+                thread, sends = self._running_thread(), self._sends
+                if sends is None or sends.thread is not thread:
+                    sends = self._sends = CrossThreadSends(self._producer, thread)
+                future = sends.add(message, timeout)
+        except ThreadDied:
+            self._death_is_told = True
+            raise
+        try:
+            return self._result_of(future)
+        except KeyboardInterrupt:
+            with suppress(ThreadDied):
+                sends.cancel(future)
+            raise
 
     def flush(self) -> None:
         """Sends all open batches at once, and waits until the sends of all threads in them have a result or an error.

@@ -67,7 +67,7 @@ class LoopThread:
                 work.close()
                 raise
             self._futures[future] = None
-            self._loop.call_soon_threadsafe(self._begin, work, future)
+            self._loop.call_soon_threadsafe(self.begin, work, future)
         return future
 
     def watch(self, future: Future[Any]) -> None:
@@ -135,7 +135,8 @@ class LoopThread:
             # Runs one iteration later, so that results of ended work are delivered first.
             self._loop.call_soon(self._loop.stop)
 
-    def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+    def begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        """Starts `work` for a submitted or watched future. Must be called in the loop."""
         task = self._loop.create_task(work)
         task.add_done_callback(partial(self._hand_over, future))
         future.add_done_callback(partial(self._given_up, task))

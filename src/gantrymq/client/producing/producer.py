@@ -26,6 +26,7 @@ from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMes
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
+from gantrymq.client.producing.send_attempt import SendAttempt
 from gantrymq.client.producing.sender import Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_middleware import SendTraces
@@ -208,6 +209,17 @@ class Producer(Lifecycle):
             return await (await self._enqueue(message, timeout_ms, queue, or_alone=True))
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
+
+    def begin_send(self, message: Message, timeout: float | timedelta = TIMEOUT_S) -> SendAttempt | None:
+        """Starts the first attempt of a `send` for `CrossThreadSends`. Returns None if `send` must be called instead.
+
+        Raises IllegalMessage, ClientClosed or ClientError.
+        """
+        direct = self._direct
+        if direct is None:
+            return None
+        self._check_open()
+        return direct.begin(message, _timeout_ms(timeout))
 
     async def send_alone(
         self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S

@@ -1,0 +1,160 @@
+"""`SyncProducer.send`: calls of many threads, whose first attempts need no task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager
+
+import pytest
+from scripted_producer import ProducerBroker, scripted_cluster
+from wait_until import until
+
+from gantrymq.background.loop_thread import LoopThread
+from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.producing.cross_thread_sends import CrossThreadSends
+from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.sender import Sender
+from gantrymq.errors import BrokerError, ClientClosed, IllegalMessage, SendOutcomeUnknown
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.message import Message
+from gantrymq.remoting.connection import Connection
+from gantrymq.sync import SyncProducer
+
+MESSAGE = Message("topic", b"body")
+#: Longer than a loaded machine needs.
+TIMEOUT_S = 60.0
+
+
+class Broker(ProducerBroker):
+    """Responds to sends with the `answers` in turn, then with success."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Callable[[Connection], RemotingCommand | None]] = []
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        answer = super()._send(connection, request)
+        return self.answers.pop(0)(connection) if self.answers else answer
+
+
+def keep_silent(connection: Connection) -> None:
+    """Sends no response."""
+
+
+def send(producer: SyncProducer, message: Message = MESSAGE) -> SendStatus:
+    return producer.send(message, timeout=TIMEOUT_S).status
+
+
+async def sender_of(producer: Producer) -> Sender:
+    return producer.sender
+
+
+@asynccontextmanager
+async def connected(broker: Broker) -> AsyncIterator[SyncProducer]:
+    """Yields a producer with a route and a connection."""
+    async with scripted_cluster(broker) as address:
+        producer = SyncProducer(Producer(address, "producers"))
+        await asyncio.to_thread(producer.start)
+        try:
+            await asyncio.to_thread(send, producer)
+            broker.sent.clear()
+            yield producer
+        finally:
+            await asyncio.to_thread(producer.close)
+
+
+async def test_each_thread_gets_its_results_in_order() -> None:
+    broker = Broker()
+    async with connected(broker) as producer:
+        results: dict[int, list[str]] = {}
+
+        def send_some(number: int) -> None:
+            messages = [Message("topic", b"%d %d" % (number, n)) for n in range(50)]
+            results[number] = [producer.send(message, timeout=TIMEOUT_S).msg_id for message in messages]
+
+        await asyncio.gather(*(asyncio.to_thread(send_some, number) for number in range(4)))
+    assert len(broker.sent) == 200
+    for number, ids in results.items():
+        own = [sent for sent in broker.sent if sent.body.startswith(b"%d " % number)]
+        assert [sent.body for sent in own] == [b"%d %d" % (number, n) for n in range(50)]
+        assert [sent.properties["UNIQ_KEY"] for sent in own] == ids
+
+
+async def test_a_failed_attempt_is_repeated() -> None:
+    broker = Broker()
+    async with connected(broker) as producer:
+        broker.answers = [Connection.abort, lambda connection: RemotingCommand.response(ResponseCode.SYSTEM_BUSY)]
+        assert await asyncio.to_thread(send, producer) is SendStatus.SEND_OK
+    assert len(broker.sent) == 3
+    assert len({sent.properties["UNIQ_KEY"] for sent in broker.sent}) == 1
+
+
+async def test_errors_are_raised_in_the_callers_thread() -> None:
+    broker = Broker()
+    async with connected(broker) as producer:
+        with pytest.raises(IllegalMessage):
+            await asyncio.to_thread(send, producer, Message("topic", b""))
+        broker.answer = ResponseCode.MESSAGE_ILLEGAL
+        with pytest.raises(BrokerError):
+            await asyncio.to_thread(send, producer)
+    assert len(broker.sent) == 1
+
+
+async def test_a_close_ends_pending_sends() -> None:
+    broker = Broker()
+    async with connected(broker) as producer:
+        broker.answers = [keep_silent]
+        sending = asyncio.create_task(asyncio.to_thread(send, producer))
+        await until(lambda: len(broker.sent) > 0)
+        await asyncio.to_thread(producer.close)
+        with pytest.raises((ClientClosed, SendOutcomeUnknown)):
+            await sending
+        with pytest.raises(ClientClosed):
+            await asyncio.to_thread(send, producer)
+
+
+async def test_a_cancelled_send_leaves_nothing() -> None:
+    broker = Broker()
+    async with scripted_cluster(broker) as address:
+        producer = Producer(address, "producers")
+        with LoopThread("test", producer.close) as thread:
+            await asyncio.wrap_future(thread.submit(producer.start()))
+            await asyncio.wrap_future(thread.submit(producer.send(MESSAGE, timeout=TIMEOUT_S)))
+            sends = CrossThreadSends(producer, thread)
+            broker.answers = [keep_silent]
+            broker.sent.clear()
+            future = sends.add(MESSAGE, TIMEOUT_S)
+            await until(lambda: len(broker.sent) > 0)
+            sender = await asyncio.wrap_future(thread.submit(sender_of(producer)))
+            connection = sender.client.remoting.open_connection(broker.address)
+            assert connection is not None
+            await until(lambda: len(connection.pending) == 1)
+            sends.cancel(future)
+            with pytest.raises(CancelledError):
+                future.result()
+            await until(lambda: len(connection.pending) == 0)
+            assert sender.faults is not None
+            assert sender.faults.items["broker"].under_way == 0
+            await asyncio.wrap_future(thread.submit(producer.close()))
+
+
+async def test_waiting_calls_are_sent_in_order() -> None:
+    broker = Broker()
+    async with scripted_cluster(broker) as address:
+        producer = Producer(address, "producers")
+        with LoopThread("test", producer.close) as thread:
+            await asyncio.wrap_future(thread.submit(producer.start()))
+            await asyncio.wrap_future(thread.submit(producer.send(MESSAGE, timeout=TIMEOUT_S)))
+            sends = CrossThreadSends(producer, thread)
+            free = threading.Event()
+            thread.call_soon(free.wait)
+            futures = [sends.add(Message("topic", b"%d" % n), TIMEOUT_S) for n in range(20)]
+            free.set()
+            for future in futures:
+                assert (await asyncio.wrap_future(future)).status is SendStatus.SEND_OK
+            await asyncio.wrap_future(thread.submit(producer.close()))
+    assert [sent.body for sent in broker.sent[1:]] == [b"%d" % n for n in range(20)]
