@@ -87,14 +87,27 @@ class BatchAccumulator:
         if batch is None:
             timer = self._loop.call_later(self._linger_s, self._linger_over, key)
             batch = self._open[key] = _Batch(key, timer)
+        return self._added(batch, part, size, timeout_ms)
+
+    def add_to_open(self, topic: str, part: EncodedMessage, timeout_ms: int) -> asyncio.Future[SendResult] | None:
+        """Works like `add` if the topic has an open batch with space for the message. Otherwise returns None."""
+        batch = self._open.get((topic, None))
+        if batch is None:
+            return None
+        size = len(part[1]) + (len(part[2]) or UNIQUE_KEY_SIZE) + _OVERHEAD
+        if batch.size + size > self._batch_size:
+            return None
+        return self._added(batch, part, size, timeout_ms)
+
+    def _added(self, batch: _Batch, part: EncodedMessage, size: int, timeout_ms: int) -> asyncio.Future[SendResult]:
         future: asyncio.Future[SendResult] = self._loop.create_future()
         batch.parts.append(part)
         batch.futures.append(future)
-        batch.size += size
+        batch.size = total = batch.size + size
         self.bytes += size
         if timeout_ms > batch.timeout_ms:
             batch.timeout_ms = timeout_ms
-        if batch.size >= self._batch_size:
+        if total >= self._batch_size:
             self._start(batch)
         return future
 
