@@ -26,6 +26,7 @@ from result_files import add_out, recorded
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.send_attempt import first_look
 from gantrymq.client.pulled_messages import decode_pulled
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
@@ -206,7 +207,7 @@ async def connect(producer: Producer) -> tuple[Answering, Callable[[], Coroutine
         frozenset(),
     )
     peer = Answering(loop)
-    peer.connection = connection = Connection({}, limits=client.remoting._connection_limits)
+    peer.connection = connection = Connection({}, limits=client.remoting._connection_limits, first_look=first_look())
     connection.connection_made(peer)
     connection.address = ADDRESS
     client.remoting._connections[ADDRESS] = connection

@@ -16,6 +16,8 @@ mod python;
 pub mod record;
 pub mod rows;
 pub mod scan;
+pub mod send_frame;
+pub mod send_responses;
 pub mod sends;
 pub mod slices;
 pub mod units;

@@ -28,7 +28,7 @@ from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, Prod
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S as REMOTING_CLOSE_TIMEOUT_S
-from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.remoting.connection import FirstLook, RequestHandler, RpcHook
 from gantrymq.remoting.name_server_discovery import (
     POLL_INTERVAL_S,
     fetch_name_servers,
@@ -87,6 +87,7 @@ class ClientInstance:
         instance_name: Part of the client id IP@INSTANCE_NAME. By default a new name for each instance.
         unit_name: If it isn't empty, the client id ends with @UNIT_NAME, and the URL of the page with -UNIT_NAME.
         on_error: Called with each background error that is logged.
+        first_look: Handles responses before they are decoded. See `Connection`.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ClientInstance:
         instance_name: str | None = None,
         unit_name: str = "",
         on_error: Callable[[Exception], object] | None = None,
+        first_look: FirstLook | None = None,
     ) -> None:
         discovery: str | None = None
         if isinstance(name_servers, str):
@@ -116,6 +118,7 @@ class ClientInstance:
             on_open=self._connected,
             on_close=self._disconnected,
             silence_s=SILENCE_S,
+            first_look=first_look,
         )
         self.api = BrokerApi(self.remoting)
         self.failure_log = FailureLog(on_error)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: Version of this interface, as in `native/src/python/mod.rs`.
-INTERFACE = 17
+INTERFACE = 18
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -339,6 +339,24 @@ class Native(Protocol):
         The units start at `queue_offset`. The result has at most `most` records and `most_bytes` bytes, all of them
         before `end` in the log. `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of
         several records that are not adjacent. The call stops at a unit that does not point to a valid record.
+        """
+        ...
+
+    def send_frame(
+        self, before: bytes, after: bytes, opaque: int, born_timestamp: int, properties: bytes, body: bytes, /
+    ) -> bytes:
+        """Returns the frame of a request to send one message. `send_command.send_frame` describes the arguments.
+
+        Raises ValueError if the frame is too long, and OverflowError for a number that is out of range.
+        """
+        ...
+
+    def send_responses(self, data: bytes, /) -> list[tuple[int, int, int, str, str | None, bytes, int]]:
+        """Returns the fields of the responses to sends of one message with which `data` begins.
+
+        These are (opaque number, queue id, queue offset, offset message id, transaction id, fields about traces,
+        position of the next frame). The call stops before an incomplete frame, and before a response that reports an
+        error, has a body, or has other fields than those of `SendResponses`.
         """
         ...
 

@@ -168,7 +168,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
         id_start = end + len(_TRANSACTION_ID) + 1
         end = id_start + ext[id_start - 1] if id_start <= len(ext) else len(ext) + 1
         transaction_id = ext[id_start:end].decode("utf-8", "replace")
-    trace = _trace(ext[end:]) if 0 <= len(ext) - end <= _LONGEST_TAIL else None
+    trace = decode_trace(ext[end:]) if 0 <= len(ext) - end <= _LONGEST_TAIL else None
     if trace is None or ext[id_end:length_at] != between or not offset.isdigit():
         return None
     region_id, trace_on = trace
@@ -177,7 +177,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
 
 
 @lru_cache(maxsize=64)
-def _trace(tail: bytes) -> tuple[str, bool] | None:
+def decode_trace(tail: bytes) -> tuple[str, bool] | None:
     """Returns the region and whether to write traces, from the last fields; None if there are other fields."""
     try:
         fields = binary_header.decode_fields(tail)

@@ -13,7 +13,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import NewReceiveBuffer
 from gantrymq.protocol.refusals import broker_error
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, FirstLook, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.time_slices import TimeSlices
 from gantrymq.remoting.tls_problems import tls_problem
@@ -43,6 +43,7 @@ class RemotingClient:
         on_close: Called with HOST:PORT after a connection is lost.
         in_place: Receive large responses without a copy, if the native extension is installed. Useful for bulk reads.
         silence_s: See SILENCE_S.
+        first_look: Handles responses before they are decoded. See `Connection`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RemotingClient:
         on_close: Callable[[str], None] | None = None,
         in_place: bool = False,
         silence_s: float = SILENCE_S,
+        first_look: FirstLook | None = None,
     ) -> None:
         # `or` would replace an empty mapping, which its owner may fill later.
         self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
@@ -63,6 +65,7 @@ class RemotingClient:
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = silence_s
+        self._first_look = first_look
         self._on_open = on_open
         self._on_close = on_close
         self._new_buffer: NewReceiveBuffer | None = native.ReceiveBuffer if in_place and native is not None else None
@@ -218,6 +221,7 @@ class RemotingClient:
             hooks=self._hooks,
             limits=self._connection_limits,
             new_buffer=self._new_buffer,
+            first_look=self._first_look,
             on_close=self._disconnected,
         )
         return connection if self._new_buffer is None else ZeroCopyBody(connection)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from internals import direct_sends
 from msgspec.structs import replace
+from native_code import BOTH, use_python
 from scripted import ScriptedNameServer, route_over, serving
 from scripted_producer import ProducerBroker, producer_over
 from wait_until import until
 
 from gantrymq.client.broker_api import SendResult, SendStatus
+from gantrymq.client.producing import send_attempt, send_command
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import (
     BrokerError,
@@ -36,6 +38,14 @@ from gantrymq.remoting.connection import Connection
 MESSAGE = Message("topic", b"body")
 #: Longer than a loaded machine needs.
 TIMEOUT_S = 60.0
+
+
+@pytest.fixture(autouse=True, params=BOTH)
+def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs each test with native code and without."""
+    if request.param == "python":
+        use_python(monkeypatch, send_attempt)
+        use_python(monkeypatch, send_command)
 
 
 class Broker(ProducerBroker):

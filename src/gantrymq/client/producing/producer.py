@@ -26,7 +26,7 @@ from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMes
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.send_attempt import SendAttempt
+from gantrymq.client.producing.send_attempt import SendAttempt, first_look
 from gantrymq.client.producing.sender import Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_middleware import SendTraces
@@ -104,6 +104,7 @@ class Producer(Lifecycle):
             ssl_context=options.ssl_context,
             hooks=options.rpc_hooks,
             unit_name=options.unit_name,
+            first_look=first_look(),
         )
         stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))

@@ -9,11 +9,12 @@ from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.latency_fault import FaultItem
 from gantrymq.client.producing.message_encoder import EncodedMessage
 from gantrymq.client.producing.publish_info import TopicPublishInfo
+from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.send_response import decode_send_response
-from gantrymq.remoting.connection import Connection
+from gantrymq.protocol.send_response import decode_send_response, decode_trace
+from gantrymq.remoting.connection import Connection, FirstLook
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 #: Creates a NamedTuple in half the time of its own constructor.
@@ -66,3 +67,23 @@ class SendAttempt(NamedTuple):
             SendResult,
             (status, msg_id, self.queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
         )
+
+
+def first_look() -> FirstLook | None:
+    """Returns the function that handles responses to attempts before they are decoded, if native code is installed."""
+    return _take_responses if native is not None else None
+
+
+def _take_responses(connection: Connection, data: bytes) -> tuple[int, bytes]:
+    assert native is not None
+    pending, handled = connection.pending, 0
+    for opaque, queue_id, queue_offset, offset_msg_id, transaction_id, tail, end in native.send_responses(data):
+        attempt, trace = pending.find(opaque), decode_trace(tail)
+        if type(attempt) is not SendAttempt or attempt.queue.queue_id != queue_id or trace is None:
+            # The connection decodes this response and the rest of the read.
+            break
+        pending.discard(opaque)
+        if not attempt.future.done():
+            attempt.future.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
+        handled = end
+    return handled, b""

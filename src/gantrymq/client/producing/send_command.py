@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from struct import Struct
 
+from gantrymq.kernels import native
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode, RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -155,6 +156,8 @@ def send_frame(before: bytes, after: bytes, opaque: int, born_timestamp: int, pr
 
     `before` and `after` are the results of `constant_fields`.
     """
+    if native is not None:
+        return native.send_frame(before, after, opaque, born_timestamp, properties, body)
     ext = _ext_fields(before, after, born_timestamp, 0, properties)
     length = _FIXED_LENGTH + len(ext)
     return (
