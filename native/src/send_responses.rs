@@ -131,7 +131,9 @@ mod tests {
         assert_eq!(response(&frame(1, &FIELDS, b""), 0), None);
         assert_eq!(response(&frame(0, &FIELDS, b"body"), 0), None);
         assert_eq!(response(&frame(0, &FIELDS[1..], b""), 0), None);
-        for (name, value) in [("queueOffset", "041"), ("queueOffset", "-1"), ("queueOffset", ""), ("queueOffset", "9e9")] {
+        for (name, value) in
+            [("queueOffset", "041"), ("queueOffset", "-1"), ("queueOffset", ""), ("queueOffset", "9e9")]
+        {
             assert_eq!(response(&frame(0, &[FIELDS[0], FIELDS[1], (name, value)], b""), 0), None, "{value}");
         }
         let whole = frame(0, &FIELDS, b"");

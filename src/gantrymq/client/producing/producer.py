@@ -312,7 +312,7 @@ class Producer(Lifecycle):
         timeout_ms = TIMEOUT_MS if timeout is TIMEOUT_S else _timeout_ms(timeout)
         batches = self._batches
         if batches is not None and queue is None and not message.properties and self._adds_at_once:
-            # The steps of `_enqueue` that an ordinary message needs. The others cost a third of an enqueue.
+            # The steps of `_enqueue` that an ordinary message needs. `_enqueue` takes 1 us more.
             self._check_open()
             future = batches.add_to_open(message.topic, self._encoder.encode_part(message.topic, message), timeout_ms)
             if future is not None:
