@@ -377,7 +377,7 @@ BUGS = (
         "result.status, result.next_begin_offset = GetStatus.OFFSET_TOO_SMALL, max_offset",
         "continued at",
     ),
-    # Filters, permissions, proxies, exactly-once writers, clocks.
+    # Filters, permissions, proxies, exactly-once writers.
     Planted(
         "messages of a SQL92 group are not filtered",
         "broker/tables/message_filters.py",
@@ -419,13 +419,6 @@ BUGS = (
         "known = 0 if written is None else count_known(written, first, last, after, batch)",
         "known = 0",
         "is stored 2 times",
-    ),
-    Planted(
-        "a NameServer measures heartbeats with its wall clock",
-        "namesrv/server.py",
-        "self.table.expire(int(monotonic() * 1000))",
-        'self.table.expire(__import__("gantrymq.system.clock").system.clock.now_ms() - 1_767_225_600_000)',
-        "lacks broker",
     ),
     # Controller mode.
     Planted(

@@ -95,8 +95,6 @@ _FILLED = plan_with(
 )
 _FILTERS = replace(_CALM, extras=("filters",))
 _PERMISSIONS = replace(_CALM, extras=("permissions",), acl=True)
-#: The clock of the only NameServer is half an hour ahead.
-_FAR_NAME_SERVER = replace(_CALM, faults=[Fault("far-clock", "ns-0", _AT_S, 20.0, 0.85)])
 #: A broker's clock is half an hour ahead for some seconds.
 _AHEAD = plan_with("far-clock", 8.0, 0.85, replicas=1, mode="", controllers=0, delayed=0.4)
 #: Four planned changes of master.
@@ -146,7 +144,6 @@ PLANS = {
     "a user may use every topic": _PERMISSIONS,
     "a proxy acknowledges no message": replace(_CALM, extras=("proxies",)),
     "a broker stores repeated rows": replace(_CALM, extras=("writers",)),
-    "a NameServer measures heartbeats with its wall clock": _FAR_NAME_SERVER,
     "a response does not wait for the flush": _AT_SYNC,
     "a send does not wait for slaves": _TORN,
     "slow slaves count as confirmed": _TORN,
