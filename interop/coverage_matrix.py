@@ -48,6 +48,8 @@ FEATURES = {
     "acting master": "代理主节点",
     "failure of a proxy": "Proxy 故障",
     "store files": "存储文件",
+    "compaction topics": "压缩主题",
+    "deduplication": "去重",
     "Spark": "Spark",
     "HTTP/2 (h2spec)": "HTTP/2（h2spec）",
     "Apache's integration tests (rocketmq-test)": "Apache 的集成测试（rocketmq-test）",

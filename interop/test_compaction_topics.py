@@ -12,6 +12,8 @@ from servers import gantry_broker, gantry_namesrv, java_broker
 
 from gantrymq import AdminClient, KeyValue, LitePullConsumer
 
+pytestmark = pytest.mark.interop(feature="compaction topics", clients="gantry", servers="java gantry")
+
 COUNT = 100
 WAIT_S = 60.0
 

@@ -12,6 +12,8 @@ from servers import gantry_broker, gantry_namesrv, java_broker
 from gantrymq import AdminClient, Message, Producer, SyncProducer
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 
+pytestmark = pytest.mark.interop(feature="deduplication", clients="gantry", servers="java gantry")
+
 
 def _send(namesrv: str, topic: str, *ids: str) -> list[int]:
     """Sends a message with each id. Returns their queue offsets."""
