@@ -52,8 +52,8 @@ Buffers = Sequence[bytes | memoryview]
 #: A handler's result: a command or encoded frames. None if `Connection.reply` follows or the request is one-way.
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
-#: Handles requests before they are decoded. Gets the bytes of a read, which start with a frame. Returns the number of
-#: bytes in the handled frames, and the responses that are ready.
+#: Handles requests or responses before they are decoded. Gets the bytes of a read, which start with a frame. Returns
+#: the number of bytes in the handled frames, and the responses that are ready.
 FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 
 #: Responses of one read are written when they reach this size, in bytes. If the write buffer is then full, the other

@@ -12,8 +12,9 @@ from gantrymq import AdminClient, Message, Producer, SyncProducer, TransactionPr
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.batch_accumulator import split_result
 from gantrymq.client.producing.transaction_producer import LocalTransactionState
-from gantrymq.errors import ClientError, IllegalMessage, SendOutcomeUnknown
+from gantrymq.errors import BrokerError, ClientError, IllegalMessage, SendOutcomeUnknown
 from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection
@@ -141,6 +142,19 @@ async def test_retries_end() -> None:
         with pytest.raises(SendOutcomeUnknown):
             await producer.send(Message(TOPIC, b"x", deduplicate_id="a"))
     assert len(broker.sent) == 2
+
+
+async def test_a_repetition_that_is_refused_does_not_hide_that_the_message_may_be_stored() -> None:
+    class Refusing(Unreliable):
+        def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+            if not self.lost:
+                return RemotingCommand.response(ResponseCode.NO_PERMISSION, "no")
+            return super()._send(connection, request)
+
+    async with producer_over(Refusing(1)) as producer:
+        with pytest.raises(SendOutcomeUnknown) as raised:
+            await producer.send(Message(TOPIC, b"x", deduplicate_id="a"))
+    assert isinstance(raised.value.__cause__, BrokerError)
 
 
 async def test_the_ids_of_a_batch_select_one_broker() -> None:

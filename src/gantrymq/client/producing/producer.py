@@ -27,11 +27,12 @@ from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
 from gantrymq.client.producing.send_attempt import SendAttempt, first_look
-from gantrymq.client.producing.sender import MIN_TRY_MS, Sender
+from gantrymq.client.producing.sender import MIN_TRY_MS, MOVING_S, Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_middleware import SendTraces
 from gantrymq.errors import (
     BrokerError,
+    BrokerUnavailable,
     ClientClosed,
     ClientError,
     GantryError,
@@ -105,6 +106,8 @@ class Producer(Lifecycle):
         options = self._options
         if options.group == DEFAULT_PRODUCER_GROUP:
             raise IllegalMessage(f"the group {DEFAULT_PRODUCER_GROUP} is no program's own: name another")
+        needs_steps = (options.rpc_hooks, self._namespace, options.linger_s, self._around, self._trace_topic)
+        has_direct_sends = not any(needs_steps)
         client = ClientInstance(
             options.name_servers,
             group_data=ProducerData(self.group),
@@ -112,7 +115,7 @@ class Producer(Lifecycle):
             ssl_context=options.ssl_context,
             hooks=options.rpc_hooks,
             unit_name=options.unit_name,
-            first_look=first_look(),
+            first_look=first_look() if has_direct_sends else None,
         )
         stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
@@ -126,7 +129,7 @@ class Producer(Lifecycle):
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self._trace_dispatcher)
             self._around = around_sends([*options.middleware, SendTraces(self._trace_dispatcher)])
         stack.push_async_callback(lambda: self._enqueued.close(self._deadline.left()))
-        if self._around is None and not (options.rpc_hooks or self._namespace or options.linger_s):
+        if has_direct_sends:
             self._direct = DirectSends(self._sender, self._encoder)
         if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
@@ -545,15 +548,24 @@ class Producer(Lifecycle):
             queue = await self._queue_of_key(messages, timeout_ms)
         have_ids = all(DEDUPLICATE_ID in message.properties for message in messages)
         repeats_left = self._options.retry_times if have_ids else 0
+        unknown: SendOutcomeUnknown | None = None
         while True:
             try:
                 result = await self._send_encoded(encoded, _left_ms(deadline), queue)
                 break
             except SendOutcomeUnknown as e:
-                if not repeats_left or e.status is not None or _left_ms(deadline) < MIN_TRY_MS:
+                unknown = e
+                is_late = _left_ms(deadline) < 1000 * MOVING_S + MIN_TRY_MS
+                if not repeats_left or e.status is not None or is_late:
                     raise
                 log.info("send of %s to %s is repeated: %s", encoded.msg_id, queue, e)
-                repeats_left -= 1
+            except (BrokerError, RemotingError, BrokerUnavailable) as e:
+                if unknown is None:
+                    raise
+                # An earlier attempt may have stored the message, so this error must not hide it.
+                raise unknown from e
+            repeats_left -= 1
+            await asyncio.sleep(MOVING_S)
         if have_ids and len(messages) == 1 and result.transaction_id:
             result = result._replace(msg_id=result.transaction_id)
         return result
