@@ -105,7 +105,7 @@ class LogFiles:
                 log.warning("%s has %d bytes in place of %d: the rest is taken as empty", path, length, self.file_size)
             expected = base + self.file_size
             self._table[base] = file
-        if self.paths.has_several and self.empty and found and checkpoint.confirm_phy_offset > expected:
+        if self.paths.has_several and found and checkpoint.confirm_phy_offset > expected:
             raise self.ends_early(expected)
         if self.paths.has_several:
             # Otherwise the first files could be on full disks.
@@ -117,9 +117,10 @@ class LogFiles:
 
     def ends_early(self, end: int) -> StoreError:
         """Returns the error for a log that ends at `end`, before messages that it had."""
+        hint = f" ({', '.join(map(str, self.empty))} has none)" if self.empty else ""
         return StoreError(
-            f"the log in {self.paths} ends at {end}, but had messages after it, and {', '.join(map(str, self.empty))} "
-            "has no file of the log: mount or restore it"
+            f"the log in {self.paths} ends at {end}, but had messages after it: mount, configure or restore the "
+            f"directory with the file {end:020d}{hint}"
         )
 
     def _drop_unused(self, found: list[LogFile], unused: list[LogFile], *, was_aborted: bool) -> None:
