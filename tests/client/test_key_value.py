@@ -123,5 +123,19 @@ async def test_too_much_for_the_memory(name_server: str, topic: str) -> None:
             await table.get("b")
 
 
+async def test_after_a_failure_no_old_value_is_returned(name_server: str, topic: str) -> None:
+    async with KeyValue(name_server, topic) as writer, KeyValue(name_server, topic, max_bytes=1000) as reader:
+        changes = reader.watch()
+        await writer.put("a", b"1")
+        assert (await next_of(changes))[:2] == ("a", b"1")
+        await writer.put("b", bytes(1001))
+        with pytest.raises(ClientError, match="max_bytes=1000"):
+            await next_of(changes)
+        with pytest.raises(ClientError, match="max_bytes=1000"):
+            await reader.get("a")
+        with pytest.raises(ClientError, match="max_bytes=1000"):
+            await reader.entries()
+
+
 async def next_of(entries: AsyncIterator[KeyValueEntry]) -> KeyValueEntry:
     return await asyncio.wait_for(anext(entries), 20)

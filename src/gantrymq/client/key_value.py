@@ -276,14 +276,18 @@ class KeyValue(Lifecycle):
 
     async def _next_change(self) -> None:
         """Waits until messages were read. Raises the error that ended the reading."""
-        if self._failure is not None and not isinstance(self._failure, ClientClosed):
-            raise ClientError(f"topic {self._options.topic!r} can't be read: {self._failure}") from self._failure
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         await self._changed.wait()
 
+    def _raise_failure(self) -> None:
+        if isinstance(self._failure, ClientClosed):
+            raise self._failure
+        if self._failure is not None:
+            raise ClientError(f"topic {self._options.topic!r} can't be read: {self._failure}") from self._failure
+
     async def _until(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Waits until the queues were read up to these offsets."""
+        """Waits until the queues were read up to these offsets. Raises the error that ended the reading."""
+        self._raise_failure()
         while any(self._read_to.get(queue, offset) < offset for queue, offset in offsets.items()):
             await self._next_change()
 
