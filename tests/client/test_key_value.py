@@ -101,6 +101,16 @@ async def test_a_producer_can_delete_a_key(name_server: str, topic: str) -> None
             await producer.send(Message(topic, b"", keys="a"))
 
 
+async def test_a_tombstone_goes_to_the_queue_of_its_key(name_server: str, topic: str) -> None:
+    keys = [f"key-{i}" for i in range(16)]
+    async with Producer(name_server, "producers") as producer, KeyValue(name_server, topic) as table:
+        for key in keys:
+            put = await producer.send(Message(topic, b"1", keys=key, sharding_key=key))
+            own = await table.put(key, b"2")
+            deleted = await producer.send(Tombstone(topic, key))
+            assert put.queue == own.queue == deleted.queue
+
+
 async def test_invalid_arguments(name_server: str, topic: str) -> None:
     async with KeyValue(name_server, topic) as table:
         with pytest.raises(IllegalMessage, match="empty"):
