@@ -147,5 +147,31 @@ async def test_after_a_failure_no_old_value_is_returned(name_server: str, topic:
             await reader.entries()
 
 
+@pytest.mark.parametrize("puts", [1, 3, 6])
+async def test_a_topic_that_is_created_again(name_server: str, unique: str, puts: int) -> None:
+    """The end of the new queue is before, at or after the position in the old one."""
+    async with AdminClient(name_server) as admin:
+        assert await admin.ensure_topic(unique, queues=1, attributes={"cleanup.policy": "COMPACTION"})
+        async with KeyValue(name_server, unique) as table:
+            for key in ("a", "b", "c"):
+                await table.put(key, b"old")
+            changes = table.watch()
+            assert [(await next_of(changes))[:2] for _ in range(3)] == [("a", b"old"), ("b", b"old"), ("c", b"old")]
+            await admin.delete_topic(unique, "DefaultCluster")
+            assert await admin.ensure_topic(unique, queues=1, attributes={"cleanup.policy": "COMPACTION"})
+            async with Producer(name_server, "producers") as producer:
+                for n in range(puts):
+                    await producer.send(Message(unique, b"%d" % n, keys="a"))
+            removed = set[str]()
+            while (entry := await next_of(changes))[:2] != ("a", b"%d" % (puts - 1)):
+                if entry.value is None:
+                    removed.add(entry.key)
+            assert removed >= {"b", "c"}
+            assert await table.get("b", timeout=20) is None
+            assert {key: entry.value for key, entry in (await table.entries()).items()} == {"a": b"%d" % (puts - 1)}
+            await table.put("b", b"new")
+            assert await table.get("b", timeout=20) == b"new"
+
+
 async def next_of(entries: AsyncIterator[KeyValueEntry]) -> KeyValueEntry:
     return await asyncio.wait_for(anext(entries), 20)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
+from math import inf
 from typing import NamedTuple
 
 from gantrymq.background.tasks import Tasks
@@ -21,10 +22,13 @@ from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.options import TransportOptions, option, takes
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import queue_by_hash
-from gantrymq.errors import ClientClosed, ClientError, IllegalMessage, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, RequestTimeout
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, Tombstone
 from gantrymq.times import duration_s
+
+log = peer_log(__name__)
 
 #: Default timeout of a call, in seconds.
 TIMEOUT_S = 3.0
@@ -33,7 +37,10 @@ _POLL_S = 1.0
 
 
 class KeyValueEntry(NamedTuple):
-    """The value of a key, and the message that set it. `value` is None if the message deleted the key."""
+    """The value of a key, and the message that set it.
+
+    `value` is None if the message deleted the key, or if the broker has lost the message.
+    """
 
     key: str
     value: bytes | None
@@ -89,6 +96,10 @@ class KeyValue(Lifecycle):
         #: The queue offset up to which each queue was read, and up to which this client has written.
         self._read_to: dict[MessageQueue, int] = {}
         self._written_to: dict[MessageQueue, int] = {}
+        #: The end of each queue when its reading began. Infinite while that is unknown.
+        self._ends: dict[MessageQueue, float] = {}
+        #: Queues that are to be read again from their first message.
+        self._restarting: set[MessageQueue] = set()
         self._watchers: list[_Watcher] = []
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
@@ -126,13 +137,14 @@ class KeyValue(Lifecycle):
         await consumer.assign(queues)
         for queue in queues:
             await consumer.seek_to_begin(queue)
-        ends = {queue: await consumer.end_offset(queue) for queue in queues}
+        self._ends = {queue: await consumer.end_offset(queue) for queue in queues}
         self._read_to = dict.fromkeys(queues, 0)
         self._written_to = {}
+        self._restarting = set()
         tasks = Tasks(f"reading topic {options.topic}")
         stack.push_async_callback(self._stop, tasks)
         tasks.start(self._read(consumer))
-        await self._until(ends)
+        await self._until(dict.fromkeys(queues, 0))
 
     async def _stop(self, tasks: Tasks) -> None:
         await tasks.stop()
@@ -165,7 +177,7 @@ class KeyValue(Lifecycle):
             timeout: Longest wait until the client has read its own writes, in seconds or as a timedelta. Default: 3.0.
         """
         self._check_open()
-        await self._within(duration_s("timeout", timeout), self._written_to)
+        await self._within(duration_s("timeout", timeout), dict.fromkeys(self._read_to, 0) | self._written_to)
         return dict(self._entries)
 
     async def put(self, key: str, value: bytes, *, timeout: float | timedelta = TIMEOUT_S) -> SendResult:
@@ -238,8 +250,15 @@ class KeyValue(Lifecycle):
         """Applies all messages until it is cancelled. An error makes all later calls fail."""
         try:
             while True:
-                for queue in self._read_to:
-                    self._read_to[queue] = consumer.position(queue)
+                # A queue is not assigned while the consumer moves it to another offset.
+                for queue in consumer.assignment - self._restarting:
+                    position = consumer.position(queue)
+                    if position < self._read_to[queue]:
+                        self._forget(queue)
+                    else:
+                        self._read_to[queue] = position
+                for queue in sorted(self._restarting):
+                    await self._restart(consumer, queue)
                 self._notify()
                 for message in await consumer.poll(timeout=_POLL_S):
                     self._apply(message)
@@ -248,11 +267,38 @@ class KeyValue(Lifecycle):
             self._notify()
             raise
 
+    def _forget(self, queue: MessageQueue) -> None:
+        """Drops the entries of a queue whose offsets went back. Until `_restart`, calls wait for its new end."""
+        log.warning("%s was created again, or its broker has lost messages: reading it from its first message", queue)
+        self._restarting.add(queue)
+        self._read_to[queue] = 0
+        self._ends[queue] = inf
+        self._written_to.pop(queue, None)
+        for entry in [entry for entry in self._entries.values() if entry.queue == queue]:
+            del self._entries[entry.key]
+            self._size -= _size(entry)
+            for watcher in self._watchers:
+                watcher.add(entry._replace(value=None))
+
+    async def _restart(self, consumer: LitePullConsumer, queue: MessageQueue) -> None:
+        try:
+            await consumer.seek_to_begin(queue)
+            self._ends[queue] = await consumer.end_offset(queue)
+        except GantryError as e:
+            log.warning("%s can't be read from its first message, trying again: %s", queue, e)
+        else:
+            self._restarting.remove(queue)
+
     def _apply(self, message: MessageExt) -> None:
+        queue = MessageQueue(self._options.topic, message.broker_name, message.queue_id)
+        if queue in self._restarting:
+            return
+        if message.queue_offset < self._read_to[queue]:
+            self._forget(queue)
+            return
         key = message.properties.get(names.KEYS, "")
         if not key.strip():
             return
-        queue = MessageQueue(self._options.topic, message.broker_name, message.queue_id)
         value = message.body or None
         entry = KeyValueEntry(key, value, queue, message.queue_offset, message.store_timestamp)
         before = self._entries.get(key)
@@ -286,10 +332,18 @@ class KeyValue(Lifecycle):
             raise ClientError(f"topic {self._options.topic!r} can't be read: {self._failure}") from self._failure
 
     async def _until(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Waits until the queues were read up to these offsets. Raises the error that ended the reading."""
+        """Waits until the queues were read up to their `_ends`, and up to these offsets of own writes.
+
+        Raises the error that ended the reading.
+        """
         self._raise_failure()
-        while any(self._read_to.get(queue, offset) < offset for queue, offset in offsets.items()):
+        while any(self._is_behind(queue, offset) for queue, offset in offsets.items()):
             await self._next_change()
+
+    def _is_behind(self, queue: MessageQueue, offset: int) -> bool:
+        # `_forget` invalidates the offsets of earlier writes.
+        written_to = min(offset, self._written_to.get(queue, 0))
+        return self._read_to.get(queue, inf) < max(written_to, self._ends.get(queue, 0))
 
     async def _within(self, timeout_s: float, offsets: Mapping[MessageQueue, int]) -> None:
         try:
