@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
@@ -14,10 +15,14 @@ from gantrymq import (
     IllegalMessage,
     KeyValue,
     KeyValueEntry,
+    LitePullConsumer,
     Message,
+    MessageExt,
+    MessageQueue,
     Producer,
     Tombstone,
 )
+from gantrymq.client import key_value
 
 
 @pytest.fixture
@@ -171,6 +176,32 @@ async def test_a_topic_that_is_created_again(name_server: str, unique: str, puts
             assert {key: entry.value for key, entry in (await table.entries()).items()} == {"a": b"%d" % (puts - 1)}
             await table.put("b", b"new")
             assert await table.get("b", timeout=20) == b"new"
+
+
+class MovingConsumer(LitePullConsumer):
+    """Has no queues after every second poll, as while it moves them to another offset."""
+
+    _moving: dict[MessageQueue, int] | None = None
+
+    async def poll(self, *, max_messages: int = 1000, timeout: float | timedelta = 1.0) -> list[MessageExt]:
+        if self._moving:
+            await self.assign(self._moving)
+            for queue, position in self._moving.items():
+                await self.seek(queue, position)
+            self._moving = None
+            return await super().poll(max_messages=max_messages, timeout=0.1)
+        self._moving = {queue: self.position(queue) for queue in self.assignment}
+        await self.assign([])
+        return []
+
+
+async def test_a_queue_that_is_moved_does_not_end_the_reading(
+    name_server: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_value, "LitePullConsumer", MovingConsumer)
+    async with KeyValue(name_server, topic) as table:
+        await table.put("a", b"1")
+        assert await table.get("a", timeout=20) == b"1"
 
 
 async def next_of(entries: AsyncIterator[KeyValueEntry]) -> KeyValueEntry:
