@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 import pytest
+from wait_until import until
 
 from gantrymq import (
     AdminClient,
@@ -176,6 +178,51 @@ async def test_a_topic_that_is_created_again(name_server: str, unique: str, puts
             assert {key: entry.value for key, entry in (await table.entries()).items()} == {"a": b"%d" % (puts - 1)}
             await table.put("b", b"new")
             assert await table.get("b", timeout=20) == b"new"
+
+
+class OneByOneConsumer(LitePullConsumer):
+    """Reads one queue after the other, in the order of `order`."""
+
+    order: Sequence[MessageQueue] = ()
+
+    async def poll(self, *, max_messages: int = 1000, timeout: float | timedelta = 1.0) -> list[MessageExt]:
+        for queue in self.order:
+            if self.position(queue) < await self.end_offset(queue):
+                self.pause(self.assignment - {queue})
+                self.resume([queue])
+                break
+        return await super().poll(max_messages=max_messages, timeout=0.1)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_the_last_message_of_two_queues_counts(
+    name_server: str, unique: str, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Two queues have the same keys after a change of the number of queues. They are read in both orders."""
+    async with AdminClient(name_server) as admin:
+        assert await admin.ensure_topic(unique, queues=2, attributes={"cleanup.policy": "COMPACTION"})
+    async with Producer(name_server, "producers") as producer:
+        one, two = await producer.queues(unique)
+        for queue, message in [
+            (one, Message(unique, b"old", keys="deleted")),
+            (one, Message(unique, b"old", keys="changed")),
+            (one, Message(unique, b"old", keys="restored")),
+            (two, Tombstone(unique, "restored")),
+        ]:
+            await producer.send(message, queue=queue)
+        before_ms = time.time_ns() // 1_000_000
+        # The timestamps of messages decide, and have milliseconds.
+        await until(lambda: time.time_ns() // 1_000_000 > before_ms)
+        await producer.send(Tombstone(unique, "deleted"), queue=two)
+        await producer.send(Message(unique, b"new", keys="changed"), queue=two)
+        await producer.send(Message(unique, b"new", keys="restored"), queue=one)
+    monkeypatch.setattr(OneByOneConsumer, "order", [two, one] if first else [one, two])
+    monkeypatch.setattr(key_value, "LitePullConsumer", OneByOneConsumer)
+    async with KeyValue(name_server, unique) as table:
+        entries = await table.entries()
+        assert {key: entry.value for key, entry in entries.items()} == {"changed": b"new", "restored": b"new"}
+        await table.put("deleted", b"again")
+        assert await table.get("deleted", timeout=20) == b"again"
 
 
 class MovingConsumer(LitePullConsumer):

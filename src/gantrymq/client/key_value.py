@@ -8,7 +8,7 @@ depends on its hash as in Java's `SelectMessageQueueByHash`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
@@ -82,7 +82,8 @@ class KeyValue(Lifecycle):
                 print(entry.key, entry.value)
 
     The queues of the topic must stay the same: with another number of queues, a key can get another queue. If two
-    queues have a key, the value that was stored last counts.
+    queues have a key, the value or deletion that was stored last counts. When the broker removes the deletion, after
+    `compactionTombstoneRetentionMs`, a value of the other queue returns at the next start.
     """
 
     @takes(KeyValueOptions)
@@ -92,6 +93,8 @@ class KeyValue(Lifecycle):
         self._producer: Producer | None = None
         self._queues: list[MessageQueue] = []
         self._entries: dict[str, KeyValueEntry] = {}
+        #: Deletions. They are kept until all queues are read up to `_ends`: older values in other queues may follow.
+        self._deleted: dict[str, KeyValueEntry] = {}
         self._size = 0
         #: The queue offset up to which each queue was read, and up to which this client has written.
         self._read_to: dict[MessageQueue, int] = {}
@@ -108,7 +111,7 @@ class KeyValue(Lifecycle):
         options = self._options
         self._changed = asyncio.Event()
         self._failure = None
-        self._entries, self._size = {}, 0
+        self._entries, self._deleted, self._size = {}, {}, 0
         self._producer = await stack.enter_async_context(
             Producer(
                 options.name_servers,
@@ -259,9 +262,12 @@ class KeyValue(Lifecycle):
                         self._read_to[queue] = position
                 for queue in sorted(self._restarting):
                     await self._restart(consumer, queue)
+                is_behind = any(self._is_behind(queue) for queue in self._read_to)
+                if not is_behind:
+                    self._drop(self._deleted, list(self._deleted))
                 self._notify()
                 for message in await consumer.poll(timeout=_POLL_S):
-                    self._apply(message)
+                    self._apply(message, keeps_deletion=is_behind)
         except Exception as e:
             self._failure = e
             self._notify()
@@ -274,11 +280,15 @@ class KeyValue(Lifecycle):
         self._read_to[queue] = 0
         self._ends[queue] = inf
         self._written_to.pop(queue, None)
-        for entry in [entry for entry in self._entries.values() if entry.queue == queue]:
-            del self._entries[entry.key]
-            self._size -= _size(entry)
+        self._drop(self._deleted, [entry.key for entry in self._deleted.values() if entry.queue == queue])
+        for entry in self._drop(self._entries, [entry.key for entry in self._entries.values() if entry.queue == queue]):
             for watcher in self._watchers:
                 watcher.add(entry._replace(value=None))
+
+    def _drop(self, entries: dict[str, KeyValueEntry], keys: Iterable[str]) -> list[KeyValueEntry]:
+        dropped = [entries.pop(key) for key in keys]
+        self._size -= sum(map(_size, dropped))
+        return dropped
 
     async def _restart(self, consumer: LitePullConsumer, queue: MessageQueue) -> None:
         try:
@@ -289,7 +299,7 @@ class KeyValue(Lifecycle):
         else:
             self._restarting.remove(queue)
 
-    def _apply(self, message: MessageExt) -> None:
+    def _apply(self, message: MessageExt, *, keeps_deletion: bool) -> None:
         queue = MessageQueue(self._options.topic, message.broker_name, message.queue_id)
         if queue in self._restarting:
             return
@@ -302,14 +312,14 @@ class KeyValue(Lifecycle):
         value = message.body or None
         entry = KeyValueEntry(key, value, queue, message.queue_offset, message.store_timestamp)
         before = self._entries.get(key)
-        if before is not None and before.queue != queue and before.store_timestamp > entry.store_timestamp:
+        last = before or self._deleted.get(key)
+        if last is not None and last.queue != queue and last.store_timestamp > entry.store_timestamp:
             return
-        self._size += _size(entry) - (_size(before) if before is not None else 0)
-        if value is None:
-            self._entries.pop(key, None)
-            self._size -= _size(entry)
-        else:
-            self._entries[key] = entry
+        if last is not None:
+            self._drop(self._entries if before is not None else self._deleted, [key])
+        if value is not None or keeps_deletion:
+            (self._entries if value is not None else self._deleted)[key] = entry
+            self._size += _size(entry)
         if self._size > self._options.max_bytes:
             raise ClientError(f"topic {self._options.topic!r} has more than max_bytes={self._options.max_bytes}")
         if before is not None or value is not None:
@@ -340,7 +350,7 @@ class KeyValue(Lifecycle):
         while any(self._is_behind(queue, offset) for queue, offset in offsets.items()):
             await self._next_change()
 
-    def _is_behind(self, queue: MessageQueue, offset: int) -> bool:
+    def _is_behind(self, queue: MessageQueue, offset: int = 0) -> bool:
         # `_forget` invalidates the offsets of earlier writes.
         written_to = min(offset, self._written_to.get(queue, 0))
         return self._read_to.get(queue, inf) < max(written_to, self._ends.get(queue, 0))
