@@ -132,12 +132,38 @@ async def test_invalid_arguments(name_server: str, topic: str) -> None:
 
 async def test_too_much_for_the_memory(name_server: str, topic: str) -> None:
     async with KeyValue(name_server, topic, max_bytes=1000) as table:
-        await table.put("a", bytes(900))
-        await table.put("a", bytes(901))
-        assert len(await table.get("a") or b"") == 901
+        await table.put("a", bytes(600))
+        await table.put("a", bytes(601))
+        assert len(await table.get("a") or b"") == 601
         await table.put("b", bytes(200))
-        with pytest.raises(ClientError, match="max_bytes=1000"):
+        with pytest.raises(ClientError, match="max_bytes=1000: increase"):
             await table.get("b")
+
+
+@pytest.mark.parametrize("key", ["k", "\N{PILE OF POO}" * 200])
+async def test_the_memory_has_keys_and_entries(name_server: str, topic: str, key: str) -> None:
+    """Three entries with tiny values or two with 800 bytes of key."""
+    async with KeyValue(name_server, topic, max_bytes=800) as table:
+        for n in range(3):
+            await table.put(f"{key}{n}", b"1")
+        with pytest.raises(ClientError, match="max_bytes=800"):
+            await table.entries(timeout=20)
+
+
+async def test_a_slow_watch(name_server: str, topic: str) -> None:
+    """The table stays small. Only the watch has many changes, because it gets the deletions."""
+    async with KeyValue(name_server, topic, max_bytes=1500) as table:
+        slow, fast, of_one_key = table.watch(), table.watch(), table.watch("key-0")
+        for n in range(10):
+            await table.put(f"key-{n}", b"1")
+            for watch in [slow, fast, of_one_key] if n == 0 else [fast]:
+                assert (await next_of(watch))[:2] == (f"key-{n}", b"1")
+            await table.delete(f"key-{n}")
+            assert (await next_of(fast))[:2] == (f"key-{n}", None)
+        with pytest.raises(ClientError, match="too slow"):
+            await next_of(slow)
+        assert (await next_of(of_one_key))[:2] == ("key-0", None)
+        assert await table.entries(timeout=20) == {}
 
 
 async def test_after_a_failure_no_old_value_is_returned(name_server: str, topic: str) -> None:
