@@ -76,9 +76,11 @@ class KeyValueOptions(TransportOptions):
 class KeyValue(Lifecycle):
     """The last value of each key of a compaction topic.
 
-    `start` returns after the client has read all messages that were stored before the call. It has no timeout: use
-    `asyncio.timeout`. `get` returns the values that this client has put. It returns values of other clients some
-    milliseconds after they were put.
+    `start` returns after the client has read all messages that were stored before the call. `start` has no timeout: use
+    `asyncio.timeout`.
+
+    `get` returns the values that this client has put. It returns values of other clients some milliseconds after they
+    were put.
 
     Example:
         async with KeyValue("127.0.0.1:9876", "settings") as settings:
@@ -98,14 +100,14 @@ class KeyValue(Lifecycle):
         self._options = options
         self._producer: Producer | None = None
         self._queues: list[MessageQueue] = []
+        #: The queues by broker name and queue id, so that all entries of a queue share one object.
+        self._queue_by_id: dict[tuple[str, int], MessageQueue] = {}
         self._entries: dict[str, KeyValueEntry] = {}
         #: Deletions. They are kept until all queues are read up to `_ends`: older values in other queues may follow.
         self._deleted: dict[str, KeyValueEntry] = {}
         self._size = 0
         #: The queue offset up to which each queue was read, and up to which this client has written.
         self._read_to: dict[MessageQueue, int] = {}
-        #: The queues by broker name and queue id, so that all entries of a queue share one object.
-        self._queue_by_id: dict[tuple[str, int], MessageQueue] = {}
         self._written_to: dict[MessageQueue, int] = {}
         #: The end of each queue when its reading began. Infinite while that is unknown.
         self._ends: dict[MessageQueue, float] = {}
@@ -173,7 +175,8 @@ class KeyValue(Lifecycle):
             timeout: Longest wait until the client has read its own writes, in seconds or as a timedelta. Default: 3.0.
 
         Raises:
-            RequestTimeout: The client has not read its own writes in time.
+            RequestTimeout: The client has not read its own writes in time, or a queue whose topic was created again or
+                whose broker has lost messages.
             ClientError: The client could not read the topic.
         """
         self._check_open()
@@ -379,7 +382,7 @@ class KeyValue(Lifecycle):
                 await self._until(offsets)
         except TimeoutError:
             topic = self._options.topic
-            raise RequestTimeout(f"topic {topic!r} was not read in {timeout_s} s up to the last put", topic) from None
+            raise RequestTimeout(f"topic {topic!r} was not read up to its last put in {timeout_s} s", topic) from None
 
 
 class _Watcher:
