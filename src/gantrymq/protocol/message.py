@@ -135,13 +135,14 @@ class Tombstone(Message):
 
     Args:
         topic: A topic with `cleanup.policy=COMPACTION`.
-        key: The key to delete.
+        key: The key to delete. It is also the sharding key, because the broker compacts each queue on its own: the
+            deletion goes to the queue of the messages that were sent with `keys=key, sharding_key=key`.
     """
 
     __slots__ = ()
 
     def __init__(self, topic: str, key: str) -> None:
-        super().__init__(topic, b"", keys=key)
+        super().__init__(topic, b"", keys=key, sharding_key=key)
 
 
 def _joined(keys: Iterable[str]) -> str:
