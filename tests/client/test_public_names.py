@@ -24,7 +24,7 @@ _CLIENT = {"close", "start"}
 _CONSUMER = _CLIENT | {"group", "subscribe", "unsubscribe"}
 _PULLING = _CONSUMER | {"assignment", "health", "lag", "notify_in_threads", "wait_assigned"}
 _PRODUCER = _CLIENT | {
-    *("client", "enqueue", "flush", "group", "queues", "recall", "request"),
+    *("begin_send", "client", "enqueue", "flush", "group", "queues", "recall", "request"),
     *("send", "send_alone", "send_batch", "send_oneway", "sender"),
 }
 _LITE_PULL = {
@@ -52,7 +52,8 @@ ATTRIBUTES: dict[str, set[str]] = {
     "SyncSimpleConsumer": _CLIENT | {"ack", "change_invisible_time", "receive", "subscribe", "unsubscribe"},
     "AdminClient": {
         # Clusters and brokers.
-        *("all_brokers_of", "broker_address", "broker_config", "broker_epochs", "broker_stats", "brokers_of", "close"),
+        *("add_broker_to_container", "all_brokers_of", "broker_address", "broker_config", "broker_epochs"),
+        *("broker_stats", "brokers_of", "close", "remove_broker_from_container"),
         *("clean_broker_metadata", "clean_expired_consume_queues", "clean_unused_topics", "cluster_info"),
         *("delete_expired_commit_log", "ha_status", "masters_of", "masters_of_topic", "name_servers"),
         *("reset_master_flush_offset", "runtime_info", "update_broker_config"),

@@ -71,7 +71,7 @@ class CrossThreadSends:
         if future.done():
             return
         try:
-            attempt = self._producer.begin_send(message, timeout)
+            attempt = self._producer.begin_send(message, timeout=timeout)
         except Exception as e:
             with suppress(InvalidStateError):
                 future.set_exception(e)

@@ -227,10 +227,20 @@ class Producer(Lifecycle):
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
-    def begin_send(self, message: Message, timeout: float | timedelta = TIMEOUT_S) -> SendAttempt | None:
-        """Starts the first attempt of a `send` for `CrossThreadSends`. Returns None if `send` must be called instead.
+    def begin_send(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> SendAttempt | None:
+        """Writes the request of the first attempt of a `send`, for `SyncProducer`. Call it in the event loop.
 
-        Raises IllegalMessage, ClientClosed or ClientError.
+        Args:
+            message: Message to send.
+            timeout: Limit for all attempts together, in seconds or as a timedelta. Default: 3.0.
+
+        Returns:
+            The attempt, or None if this message needs `send`.
+
+        Raises:
+            IllegalMessage: The message is invalid.
+            ClientClosed: The producer is not started, or it is closed.
+            ClientError: The timeout is invalid.
         """
         direct = self._direct
         if direct is None:
