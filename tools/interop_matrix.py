@@ -2,7 +2,7 @@
 
     ./dev interop                      run all modules, one after the other
     ./dev interop --only pop tls       run interop/test_pop.py and interop/test_tls.py, and keep all other results
-    ./dev interop --list               run nothing: list the modules, and add new ones to the results as "not run"
+    ./dev interop --list               run nothing: list the modules, and add new tests to the results as "not run"
 
 Each module runs in its own process, and its results have their own commit and date. A test that is skipped, for example
 because a tool is not installed, counts as "not run". The output of a module is in interop/target/logs.
@@ -150,7 +150,10 @@ def result_of(tests: Sequence[Json]) -> Json:
 
 
 def merged_declared(results: Json, collected: Mapping[str, Sequence[Json]]) -> Json:
-    """Returns the results with the modules and cases of the collected tests. New ones have not run."""
+    """Returns the results with the modules and cases of the collected tests. New tests have not run.
+
+    The results have numbers, not tests: a new test that replaces another one of its case keeps the result of that one.
+    """
     modules = {}
     for name, tests in collected.items():
         fresh = result_of(tests)
@@ -159,8 +162,27 @@ def merged_declared(results: Json, collected: Mapping[str, Sequence[Json]]) -> J
             modules[name] = fresh
         else:
             cases = {case_of(case): case for case in known["cases"]}
-            modules[name] = known | {"cases": [cases.get(case_of(case), case) for case in fresh["cases"]]}
+            modules[name] = known | {
+                "total": with_new_tests(known["total"], fresh["total"]),
+                "cases": [with_new_tests(cases.get(case_of(case), case), case) for case in fresh["cases"]],
+            }
     return {**results, "modules": modules}
+
+
+def with_new_tests(known: Json, fresh: Json) -> Json:
+    """Returns the known counts with as many tests as the fresh ones. Tests without a result have not run.
+
+    The results of tests that were removed stay until the next run of the module.
+    """
+    not_run = {reason: number for reason, number in known["not_run"].items() if reason != NEVER_RUN}
+    missing = _size(fresh) - known["passed"] - known["failed"] - sum(not_run.values())
+    if missing > 0:
+        not_run[NEVER_RUN] = missing
+    return known | {"not_run": dict(sorted(not_run.items()))}
+
+
+def _size(counts: Json) -> int:
+    return counts["passed"] + counts["failed"] + sum(counts["not_run"].values())
 
 
 def case_of(case: Json) -> Case:

@@ -144,6 +144,17 @@ def test_a_part_keeps_its_commit_and_new_cases_have_not_run(tool: ModuleType) ->
     assert "- abc:\n" in rendered
 
 
+def test_a_new_test_of_a_known_case_has_not_run(tool: ModuleType) -> None:
+    counts = {"passed": 1, "failed": 1, "not_run": {"no Rust": 1, tool.NEVER_RUN: 2}}
+    known = {"total": counts, "cases": [case() | counts]}
+    test = {"feature": "TLS", "pairs": ["java>gantry"], "version": "5.5.0", "state": "not run"}
+    for number, never_run in ((6, {tool.NEVER_RUN: 3}), (4, {tool.NEVER_RUN: 1}), (3, {}), (2, {})):
+        collected = {"test_a.py": [test | {"reason": tool.NEVER_RUN}] * number}
+        module = tool.merged_declared({"modules": {"test_a.py": known}}, collected)["modules"]["test_a.py"]
+        assert module["total"] == {"passed": 1, "failed": 1, "not_run": {"no Rust": 1} | never_run}, number
+        assert module["cases"] == [case() | module["total"]], number
+
+
 def test_a_failure_is_in_the_table(tool: ModuleType) -> None:
     module = {"total": {"passed": 1, "failed": 1, "not_run": {"no | Rust": 2}}, "cases": [case(1, 1, x=2)]}
     rendered = tool.section({"modules": {"test_a.py": module}}, tool.CHINESE)

@@ -1,4 +1,4 @@
-"""docs/testing.md: the fault and the checker on this page run, and each has less than 50 lines."""
+"""docs/testing.md: its fault and its checker run and have less than 50 lines, and it lists the planted bugs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from sim.planted import BUGS
+from sim.planted_plans import PLANS
 
 ROOT = Path(__file__).parents[2]
 _BEFORE = """
@@ -50,3 +54,22 @@ def test_the_fault_and_the_checker_run() -> None:
         "problems [] drift [0.05]",
         "late ['push had one 1.50 s after it was stored']",
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "of_bugs", "of_plans"),
+    [
+        ("docs/testing.md", r"contains (\d+) deliberate bugs", r"runs (\d+) of the bugs"),
+        ("docs/zh/testing.md", r"`sim/planted\.py` 有 (\d+) 个缺陷", r"运行其中 (\d+) 个"),
+    ],
+)
+def test_the_numbers_of_planted_bugs(page: str, of_bugs: str, of_plans: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(of_bugs, text) == [str(len(BUGS))]
+    assert re.findall(of_plans, text) == [str(len(PLANS))]
+
+
+def test_the_page_lists_each_planted_bug() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    listed = page.partition("### Bugs to find\n")[2].partition("\n### ")[0].replace("`", "").lower()
+    assert [bug.name for bug in BUGS if bug.name.lower() not in listed] == []

@@ -199,7 +199,7 @@ def _offsets(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError as e:
-        raise HeaderError(f"gantryOffsets is {text[:100]!r}: numbers with commas are wanted") from e
+        raise HeaderError(f"gantryOffsets is {text[:100]!r}: must be numbers separated by commas") from e
 
 
 class BrokerApi:

@@ -356,7 +356,8 @@ class Native(Protocol):
 
         These are (opaque number, queue id, queue offset, offset message id, transaction id, fields about traces,
         position of the next frame). The call stops before an incomplete frame, and before a response that reports an
-        error, has a body, or has other fields than those of `SendResponses`.
+        error, has a body, or has other fields than those of `SendResponses`. The caller must check the fields about
+        traces, which can be any fields of up to 512 bytes.
         """
         ...
 

@@ -60,7 +60,8 @@ class AdminTopics(AdminNamesrv):
         """Creates or changes a topic on every master of a cluster, or on one broker. Returns HOST:PORT of each.
 
         Each broker then registers the topic with the NameServers. Names of attributes start with + (set) or - (remove).
-        Raises PartialFailure if some masters fail; it is safe to repeat the call.
+        Raises PartialFailure if some masters fail. It is safe to repeat the call if it removes no attribute: masters
+        that have already removed one refuse to remove it again.
         """
         addresses = await self._targets(cluster, broker)
 

