@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import urllib.request
 from pathlib import Path
 from shutil import copytree
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 from ports import free_port
 from wait_until import until
 from wrong_clock import WrongClock
@@ -88,13 +89,27 @@ def test_the_table_keeps_the_order_of_the_messages() -> None:
     ids.put("b", b"0", FirstMessage(5, 1))
     ids.put("a", b"0", FirstMessage(2000, 5))
     assert (len(ids), ids.get("a", b"0"), ids.get("b", b"0")) == (4, (2000, 5), (5, 1))
-    ids.forget("a", 2)
+    assert ids.forget("a", 2, 10) == 1
     assert (len(ids), ids.topics()) == (3, [("a", 2), ("b", 1)])
     ids.drop_oldest("a")
     assert (ids.get("a", b"2"), ids.get("a", b"0")) == (None, (2000, 5))
     ids.drop("b")
-    ids.forget("a", 6)
+    assert ids.forget("a", 6, 10) == 1
     assert (len(ids), ids.topics()) == (0, [])
+
+
+def test_the_cost_of_an_id_does_not_depend_on_the_number_of_ids() -> None:
+    """Ids are forgotten in steps. All steps together cost about as much as the insertion."""
+    ids, count = DeduplicationIds(), 100_000
+    begin = time.process_time()
+    for number in range(count):
+        ids.put("a", b"%d" % number, FirstMessage(number, number))
+    inserted = time.process_time()
+    steps = [ids.forget("a", count - 1000, 1000) for _ in range(100)]
+    while len(ids):
+        ids.drop_oldest("a")
+    assert steps == [1000] * 99 + [0]
+    assert time.process_time() - inserted < 10 * (inserted - begin)
 
 
 def test_the_file_has_all_ids() -> None:
@@ -221,6 +236,14 @@ async def test_the_number_of_ids_is_limited(tmp_path: Path, remoting: RemotingCl
     assert (await send(peer, b"3", "3")).code == ResponseCode.SUCCESS
     assert (await stored(peer), len(broker.deduplication)) == ([b"0", b"1", b"2", b"4", b"3"], 1)
     await broker.stop()
+
+
+async def test_many_ids_are_forgotten_in_steps(deduplicated: Peer, broker: Broker, wrong_clock: WrongClock) -> None:
+    assert (await send_batch(deduplicated, *((b"x", f"{number}") for number in range(5000)))).code == 0
+    wrong_clock.ahead_s = WINDOW_S + 1
+    await run_again(broker.jobs, "forget deduplication ids")
+    assert 0 < len(broker.deduplication) < 5000
+    await until(lambda: not len(broker.deduplication))
 
 
 async def test_a_read_only_topic_refuses_repeated_messages_too(deduplicated: Peer, broker: Broker) -> None:
