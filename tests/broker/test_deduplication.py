@@ -32,17 +32,21 @@ ID = "GANTRY_DEDUPLICATE_ID"
 WINDOW_S = 60
 
 
-async def set_window(peer: Peer, attributes: str = f"+deduplication.window.ms={WINDOW_S * 1000}") -> None:
+async def set_window(
+    peer: Peer, attributes: str = f"+deduplication.window.ms={WINDOW_S * 1000}", topic: str = TOPIC
+) -> None:
     header = CreateTopicRequestHeader(
-        topic=TOPIC, default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6, attributes=attributes
+        topic=topic, default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6, attributes=attributes
     )
     response = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     assert response.code == ResponseCode.SUCCESS, response.remark
 
 
-async def send(peer: Peer, body: bytes, message_id: str = "", queue_id: int = 0, **properties: str) -> RemotingCommand:
+async def send(
+    peer: Peer, body: bytes, message_id: str = "", queue_id: int = 0, topic: str = TOPIC, **properties: str
+) -> RemotingCommand:
     own = {**properties, "UNIQ_KEY": f"{random.getrandbits(128):032X}"}
-    return await peer.send(TOPIC, body, queue_id=queue_id, properties=own | ({ID: message_id} if message_id else {}))
+    return await peer.send(topic, body, queue_id=queue_id, properties=own | ({ID: message_id} if message_id else {}))
 
 
 async def send_batch(peer: Peer, *messages: tuple[bytes, str], queue_id: int = 0) -> RemotingCommand:
@@ -91,8 +95,8 @@ def test_the_table_keeps_the_order_of_the_messages() -> None:
     assert (len(ids), ids.get("a", b"0"), ids.get("b", b"0")) == (4, (2000, 5), (5, 1))
     assert ids.forget("a", 2, 10) == 1
     assert (len(ids), ids.topics()) == (3, [("a", 2), ("b", 1)])
-    ids.drop_oldest("a")
-    assert (ids.get("a", b"2"), ids.get("a", b"0")) == (None, (2000, 5))
+    ids.limit(2)
+    assert (ids.get("a", b"2"), ids.get("a", b"0"), ids.get("b", b"0")) == (None, (2000, 5), (5, 1))
     ids.drop("b")
     assert ids.forget("a", 6, 10) == 1
     assert (len(ids), ids.topics()) == (0, [])
@@ -106,8 +110,7 @@ def test_the_cost_of_an_id_does_not_depend_on_the_number_of_ids() -> None:
         ids.put("a", b"%d" % number, FirstMessage(number, number))
     inserted = time.process_time()
     steps = [ids.forget("a", count - 1000, 1000) for _ in range(100)]
-    while len(ids):
-        ids.drop_oldest("a")
+    ids.limit(0)
     assert steps == [1000] * 99 + [0]
     assert time.process_time() - inserted < 10 * (inserted - begin)
 
@@ -120,11 +123,23 @@ def test_the_file_has_all_ids() -> None:
     content = ids.encode()
     # Changes during the encoding: a new id is left out, a removed one too.
     ids.put("c", b"late", FirstMessage(1, 1))
-    ids.drop_oldest("a")
+    ids.limit(2501)
     copy = DeduplicationIds.of(decode_json(b"".join(content), SavedIds))
     assert (copy.position, copy.topics()) == (77, [("a", 2499), ("b", 1)])
     assert (copy.get("a", b"\xff9"), copy.get("b", b"x")) == ((9, 1_700_000_000_009), (1 << 60, 3))
     assert b"".join(DeduplicationIds(5).encode()) == b'{"position":5,"ids":{}}'
+
+
+def test_the_limit_takes_ids_from_the_largest_topics() -> None:
+    ids = DeduplicationIds()
+    for topic, count in {"a": 1, "b": 3, "c": 7}.items():
+        for number in range(count):
+            ids.put(topic, b"%d" % number, FirstMessage(number, number))
+    ids.limit(5)
+    assert (len(ids), sorted(count for _, count in ids.topics())) == (5, [1, 2, 2])
+    assert [ids.get("c", b"%d" % number) is not None for number in range(7)] == [False] * 5 + [True] * 2
+    ids.limit(0)
+    assert (len(ids), ids.topics()) == (0, [])
 
 
 # -- sends ------------------------------------------------------------------------------------------------------------
@@ -323,6 +338,29 @@ async def test_a_restart_remembers_ids(tmp_path: Path, remoting: RemotingClient,
     again = [await send(peer, b"x", each) for each in "abcd"]
     assert [place(each) for each in again] == [place(each) for each in first]
     assert (await stored(peer), await stored(peer, 1)) == (bodies, [b"2"])
+    await broker.stop()
+
+
+async def test_a_restart_with_a_lower_limit(tmp_path: Path, remoting: RemotingClient) -> None:
+    """The file and the log after it have more ids than the limit. The newest ones of the log are kept."""
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer)
+    await send_batch(peer, *((b"x", f"{number}") for number in range(6)))
+    await broker.stop()
+    path = tmp_path / "config" / FILE_NAME
+    saved = path.read_text()
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer, topic="others")
+    await send(peer, b"x", "a", topic="others")
+    await broker.stop()
+    path.write_text(saved)
+    broker, peer = await started(tmp_path, remoting, deduplication_max_num=2)
+    assert dict(broker.deduplication.topics()) == {TOPIC: 1, "others": 1}
+    await send(peer, b"x", "5")
+    assert broker.deduplication.repeated == {TOPIC: 1}
+    await broker.stop()
+    broker, peer = await started(tmp_path, remoting, deduplication_max_num=1)
+    assert len(broker.deduplication) == 1
     await broker.stop()
 
 

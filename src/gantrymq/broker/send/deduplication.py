@@ -99,6 +99,8 @@ class Deduplication(LogTable):
         if saved is None:
             return None
         self._ids = DeduplicationIds.of(saved)
+        # The limit can be lower than before.
+        self._ids.limit(self._config.deduplication_max_num)
         return saved.position
 
     def _clear(self, position: int) -> None:
@@ -139,8 +141,7 @@ class Deduplication(LogTable):
         self._ids.forget(topic, first.at_ms - self.window_ms(topic), _FORGET_WITH_PUT)
         self._ids.put(topic, message_id, first)
         # Only a log of another broker, or from before a change of the limit, can have more.
-        while len(self._ids) > self._config.deduplication_max_num:
-            self._ids.drop_oldest(topic)
+        self._ids.limit(self._config.deduplication_max_num)
 
     # -- sends --------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 import msgspec
@@ -65,7 +66,7 @@ class _TopicIds:
         return None
 
     def drop_oldest(self) -> None:
-        """Removes the id whose value `oldest` has returned."""
+        """Removes the id whose value `oldest` has just returned."""
         del self.packed[self._order.popleft()]
         self._values.popleft()
 
@@ -130,12 +131,21 @@ class DeduplicationIds:
             del self._topics[topic]
         return removed
 
-    def drop_oldest(self, topic: str) -> None:
-        """Removes the oldest id of a topic. The topic must have ids."""
-        ids = self._topics[topic]
-        ids.oldest()
-        ids.drop_oldest()
-        self._count -= 1
+    def limit(self, most: int) -> None:
+        """Removes the oldest ids of the topics with the most ids until at most `most` ids are left."""
+        largest = [(-len(ids.packed), topic) for topic, ids in self._topics.items()] if self._count > most else []
+        heapify(largest)
+        while self._count > most:
+            count, topic = largest[0]
+            ids = self._topics[topic]
+            ids.oldest()
+            ids.drop_oldest()
+            self._count -= 1
+            if ids.packed:
+                heapreplace(largest, (count + 1, topic))
+            else:
+                heappop(largest)
+                del self._topics[topic]
 
     def drop(self, topic: str) -> None:
         """Removes all ids of a topic."""
