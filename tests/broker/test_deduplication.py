@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from bare_store import full_disk
 from broker_support import Peer, config, run_again
 from ports import free_port
 from wait_until import until
@@ -272,6 +273,22 @@ async def test_a_read_only_topic_refuses_repeated_messages_too(deduplicated: Pee
     assert (await send(deduplicated, b"1", "a")).code == ResponseCode.NO_PERMISSION
 
 
+async def test_a_master_that_rejects_messages_does_not_answer_repeated_ones(deduplicated: Peer, broker: Broker) -> None:
+    """Another broker may be master, whose log lacks them."""
+
+    async def codes() -> set[int]:
+        return {(await send(deduplicated, b"x", "a")).code, (await send_batch(deduplicated, (b"x", "a"))).code}
+
+    await send(deduplicated, b"1", "a")
+    broker.appender.refuse("another broker may be master")
+    assert await codes() == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    broker.appender.refuse(None)
+    with full_disk(broker.store):
+        assert await codes() == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert await codes() == {ResponseCode.SUCCESS}
+    assert broker.deduplication.repeated == {TOPIC: 2}
+
+
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +322,20 @@ async def test_a_long_batch_is_checked_in_steps(deduplicated: Peer) -> None:
     answers = await asyncio.gather(*(send_batch(deduplicated, *messages) for _ in range(3)))
     assert len({answer.ext_fields["msgId"] for answer in answers}) == 1
     assert await stored(deduplicated) == [b"%d" % number for number in range(0, 1000, 2)]
+
+
+async def test_a_topic_is_deleted_while_a_batch_is_checked(deduplicated: Peer, broker: Broker) -> None:
+    """The known messages of the batch are deleted with the topic, so the batch is stored in the new topic."""
+    messages = [(b"x", f"{number}") for number in range(20_000)]
+    await send_batch(deduplicated, *messages)
+    # The broker checks the batch in many steps, between which it handles the next requests of the connection.
+    answer, _, _ = await asyncio.gather(
+        send_batch(deduplicated, *messages),
+        deduplicated.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC)),
+        set_window(deduplicated),
+    )
+    assert answer.code == ResponseCode.SUCCESS
+    assert (broker.store.queue(TOPIC, 0).max_offset, broker.deduplication.repeated) == (len(messages), {})
 
 
 # -- restarts and failovers -------------------------------------------------------------------------------------------
