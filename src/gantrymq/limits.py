@@ -135,7 +135,7 @@ _BYTES_OF_RATE_LIMIT = 512
 #: Deduplication ids of all topics (`broker/send/deduplication.py`): 500 messages a second with a window of 1,000 s. At
 #: the limit, the broker refuses messages with new ids.
 DEDUPLICATION_IDS = 500_000
-_BYTES_OF_DEDUPLICATION_ID = 320
+_BYTES_OF_DEDUPLICATION_ID = 350
 
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 

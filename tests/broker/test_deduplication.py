@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import urllib.request
 from pathlib import Path
 from shutil import copytree
 
 import pytest
-from broker_support import Peer, config
+from bare_store import full_disk
+from broker_support import Peer, config, run_again
 from ports import free_port
 from wait_until import until
 from wrong_clock import WrongClock
@@ -31,17 +33,21 @@ ID = "GANTRY_DEDUPLICATE_ID"
 WINDOW_S = 60
 
 
-async def set_window(peer: Peer, attributes: str = f"+deduplication.window.ms={WINDOW_S * 1000}") -> None:
+async def set_window(
+    peer: Peer, attributes: str = f"+deduplication.window.ms={WINDOW_S * 1000}", topic: str = TOPIC
+) -> None:
     header = CreateTopicRequestHeader(
-        topic=TOPIC, default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6, attributes=attributes
+        topic=topic, default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6, attributes=attributes
     )
     response = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     assert response.code == ResponseCode.SUCCESS, response.remark
 
 
-async def send(peer: Peer, body: bytes, message_id: str = "", queue_id: int = 0, **properties: str) -> RemotingCommand:
+async def send(
+    peer: Peer, body: bytes, message_id: str = "", queue_id: int = 0, topic: str = TOPIC, **properties: str
+) -> RemotingCommand:
     own = {**properties, "UNIQ_KEY": f"{random.getrandbits(128):032X}"}
-    return await peer.send(TOPIC, body, queue_id=queue_id, properties=own | ({ID: message_id} if message_id else {}))
+    return await peer.send(topic, body, queue_id=queue_id, properties=own | ({ID: message_id} if message_id else {}))
 
 
 async def send_batch(peer: Peer, *messages: tuple[bytes, str], queue_id: int = 0) -> RemotingCommand:
@@ -88,13 +94,26 @@ def test_the_table_keeps_the_order_of_the_messages() -> None:
     ids.put("b", b"0", FirstMessage(5, 1))
     ids.put("a", b"0", FirstMessage(2000, 5))
     assert (len(ids), ids.get("a", b"0"), ids.get("b", b"0")) == (4, (2000, 5), (5, 1))
-    ids.forget("a", 2)
+    assert ids.forget("a", 2, 10) == 1
     assert (len(ids), ids.topics()) == (3, [("a", 2), ("b", 1)])
-    ids.drop_oldest("a")
-    assert (ids.get("a", b"2"), ids.get("a", b"0")) == (None, (2000, 5))
+    ids.limit(2)
+    assert (ids.get("a", b"2"), ids.get("a", b"0"), ids.get("b", b"0")) == (None, (2000, 5), (5, 1))
     ids.drop("b")
-    ids.forget("a", 6)
+    assert ids.forget("a", 6, 10) == 1
     assert (len(ids), ids.topics()) == (0, [])
+
+
+def test_the_cost_of_an_id_does_not_depend_on_the_number_of_ids() -> None:
+    """Ids are forgotten in steps. All steps together cost about as much as the insertion."""
+    ids, count = DeduplicationIds(), 100_000
+    begin = time.process_time()
+    for number in range(count):
+        ids.put("a", b"%d" % number, FirstMessage(number, number))
+    inserted = time.process_time()
+    steps = [ids.forget("a", count - 1000, 1000) for _ in range(100)]
+    ids.limit(0)
+    assert steps == [1000] * 99 + [0]
+    assert time.process_time() - inserted < 10 * (inserted - begin)
 
 
 def test_the_file_has_all_ids() -> None:
@@ -105,11 +124,23 @@ def test_the_file_has_all_ids() -> None:
     content = ids.encode()
     # Changes during the encoding: a new id is left out, a removed one too.
     ids.put("c", b"late", FirstMessage(1, 1))
-    ids.drop_oldest("a")
+    ids.limit(2501)
     copy = DeduplicationIds.of(decode_json(b"".join(content), SavedIds))
     assert (copy.position, copy.topics()) == (77, [("a", 2499), ("b", 1)])
     assert (copy.get("a", b"\xff9"), copy.get("b", b"x")) == ((9, 1_700_000_000_009), (1 << 60, 3))
     assert b"".join(DeduplicationIds(5).encode()) == b'{"position":5,"ids":{}}'
+
+
+def test_the_limit_takes_ids_from_the_largest_topics() -> None:
+    ids = DeduplicationIds()
+    for topic, count in {"a": 1, "b": 3, "c": 7}.items():
+        for number in range(count):
+            ids.put(topic, b"%d" % number, FirstMessage(number, number))
+    ids.limit(5)
+    assert (len(ids), sorted(count for _, count in ids.topics())) == (5, [1, 2, 2])
+    assert [ids.get("c", b"%d" % number) is not None for number in range(7)] == [False] * 5 + [True] * 2
+    ids.limit(0)
+    assert (len(ids), ids.topics()) == (0, [])
 
 
 # -- sends ------------------------------------------------------------------------------------------------------------
@@ -223,6 +254,14 @@ async def test_the_number_of_ids_is_limited(tmp_path: Path, remoting: RemotingCl
     await broker.stop()
 
 
+async def test_many_ids_are_forgotten_in_steps(deduplicated: Peer, broker: Broker, wrong_clock: WrongClock) -> None:
+    assert (await send_batch(deduplicated, *((b"x", f"{number}") for number in range(5000)))).code == 0
+    wrong_clock.ahead_s = WINDOW_S + 1
+    await run_again(broker.jobs, "forget deduplication ids")
+    assert 0 < len(broker.deduplication) < 5000
+    await until(lambda: not len(broker.deduplication))
+
+
 async def test_a_read_only_topic_refuses_repeated_messages_too(deduplicated: Peer, broker: Broker) -> None:
     await send(deduplicated, b"1", "a")
     topic = broker.topics.get(TOPIC)
@@ -232,6 +271,22 @@ async def test_a_read_only_topic_refuses_repeated_messages_too(deduplicated: Pee
     )
     await deduplicated.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     assert (await send(deduplicated, b"1", "a")).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_master_that_rejects_messages_does_not_answer_repeated_ones(deduplicated: Peer, broker: Broker) -> None:
+    """Another broker may be master, whose log lacks them."""
+
+    async def codes() -> set[int]:
+        return {(await send(deduplicated, b"x", "a")).code, (await send_batch(deduplicated, (b"x", "a"))).code}
+
+    await send(deduplicated, b"1", "a")
+    broker.appender.refuse("another broker may be master")
+    assert await codes() == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    broker.appender.refuse(None)
+    with full_disk(broker.store):
+        assert await codes() == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert await codes() == {ResponseCode.SUCCESS}
+    assert broker.deduplication.repeated == {TOPIC: 2}
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -269,6 +324,20 @@ async def test_a_long_batch_is_checked_in_steps(deduplicated: Peer) -> None:
     assert await stored(deduplicated) == [b"%d" % number for number in range(0, 1000, 2)]
 
 
+async def test_a_topic_is_deleted_while_a_batch_is_checked(deduplicated: Peer, broker: Broker) -> None:
+    """The known messages of the batch are deleted with the topic, so the batch is stored in the new topic."""
+    messages = [(b"x", f"{number}") for number in range(20_000)]
+    await send_batch(deduplicated, *messages)
+    # The broker checks the batch in many steps, between which it handles the next requests of the connection.
+    answer, _, _ = await asyncio.gather(
+        send_batch(deduplicated, *messages),
+        deduplicated.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC)),
+        set_window(deduplicated),
+    )
+    assert answer.code == ResponseCode.SUCCESS
+    assert (broker.store.queue(TOPIC, 0).max_offset, broker.deduplication.repeated) == (len(messages), {})
+
+
 # -- restarts and failovers -------------------------------------------------------------------------------------------
 
 
@@ -300,6 +369,29 @@ async def test_a_restart_remembers_ids(tmp_path: Path, remoting: RemotingClient,
     again = [await send(peer, b"x", each) for each in "abcd"]
     assert [place(each) for each in again] == [place(each) for each in first]
     assert (await stored(peer), await stored(peer, 1)) == (bodies, [b"2"])
+    await broker.stop()
+
+
+async def test_a_restart_with_a_lower_limit(tmp_path: Path, remoting: RemotingClient) -> None:
+    """The file and the log after it have more ids than the limit. The newest ones of the log are kept."""
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer)
+    await send_batch(peer, *((b"x", f"{number}") for number in range(6)))
+    await broker.stop()
+    path = tmp_path / "config" / FILE_NAME
+    saved = path.read_text()
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer, topic="others")
+    await send(peer, b"x", "a", topic="others")
+    await broker.stop()
+    path.write_text(saved)
+    broker, peer = await started(tmp_path, remoting, deduplication_max_num=2)
+    assert dict(broker.deduplication.topics()) == {TOPIC: 1, "others": 1}
+    await send(peer, b"x", "5")
+    assert broker.deduplication.repeated == {TOPIC: 1}
+    await broker.stop()
+    broker, peer = await started(tmp_path, remoting, deduplication_max_num=1)
+    assert len(broker.deduplication) == 1
     await broker.stop()
 
 

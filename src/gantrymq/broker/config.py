@@ -178,7 +178,7 @@ class BrokerConfig(TlsConfig):
     idempotent_writer_keep_time: int = bounded(DAY_MS, 1_000, MAX_INT)
     #: Maximum number of rows that the broker keeps, one for each writer and queue.
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
-    #: Maximum number of deduplication ids that the broker keeps.
+    #: Maximum number of deduplication ids that the broker keeps, about 230 bytes each.
     deduplication_max_num: int = bounded(DEDUPLICATION_IDS, 1, 20_000_000)
     #: Allows the recall of timer messages (RECALL_MESSAGE).
     recall_message_enable: bool = False

@@ -222,6 +222,13 @@ class Appender:
         self._arrived(batch.queue)
         return offsets
 
+    def check(self) -> None:
+        """Raises RequestRefused while the broker or its store rejects all messages."""
+        if self.refusal is not None:
+            raise self._refused()
+        if (trouble := self.store.trouble) is not None:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {trouble}")
+
     def _refused(self) -> RequestRefused:
         return RequestRefused(
             ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {self.refusal}", RefusalReason.NOT_MASTER

@@ -269,6 +269,11 @@ class BatchSends:
         `known` has the messages with ids that are known already. Other requests may have stored more ids since then.
         """
         topic, deduplication = batch.queue.topic, self._deduplication
+        # A master that was replaced must not answer, because the log of the new one may lack the known messages.
+        self._appender.check()
+        if self._appender.store.find_queue(topic, batch.queue.queue_id) is not batch.queue:
+            # The topic was deleted since the request arrived, and the known messages with it.
+            return self.send(connection, request)
         #: Index in the batch of each message to store, and of the first one with an id.
         new, index_of = list[int](), dict[bytes, int]()
         for index, message_id in enumerate(ids):

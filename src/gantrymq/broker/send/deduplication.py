@@ -33,6 +33,11 @@ from gantrymq.system.clock import now_ms
 FILE_NAME = "gantryDeduplication.json"
 #: The file is rewritten each time the log has grown by this size, in bytes. It can have 40 MB.
 _LOG_BYTES = 256 * 1024 * 1024
+#: Maximum number of ids that one step forgets, in 1 ms. The next step follows after a pause, in seconds.
+_FORGET_STEP = 2000
+_FORGET_PAUSE_S = 0.005
+#: Maximum number of ids that are forgotten when one is added.
+_FORGET_WITH_PUT = 2
 _PROPERTY = DEDUPLICATE_ID.encode()
 _WAITING_TOPICS = (SCHEDULE_TOPIC.encode(), TIMER_TOPIC.encode())
 
@@ -94,6 +99,8 @@ class Deduplication(LogTable):
         if saved is None:
             return None
         self._ids = DeduplicationIds.of(saved)
+        # The limit can be lower than before.
+        self._ids.limit(self._config.deduplication_max_num)
         return saved.position
 
     def _clear(self, position: int) -> None:
@@ -104,16 +111,19 @@ class Deduplication(LogTable):
             self._ids.read_to(self._store.max_physical_offset)
         return self._ids.encode()
 
-    def _forget(self) -> int:
-        before, now = len(self._ids), now_ms()
+    def _forget(self, most: int = _FORGET_STEP) -> int:
+        now, forgotten = now_ms(), 0
         for topic, _ in self._ids.topics():
-            self._ids.forget(topic, now - self.window_ms(topic))
-        return before - len(self._ids)
+            forgotten += self._ids.forget(topic, now - self.window_ms(topic), most - forgotten)
+            if forgotten >= most:
+                break
+        return forgotten
 
-    def _look(self) -> None:
-        self._forget()
+    def _look(self) -> float | None:
+        has_more = self._forget() >= _FORGET_STEP
         if len(self._ids) and self._store.max_physical_offset - self._ids.position > _LOG_BYTES:
             self._file.changed()
+        return _FORGET_PAUSE_S if has_more else None
 
     def _learn(self, record: Record) -> None:
         found = _topic_and_id(record)
@@ -128,11 +138,10 @@ class Deduplication(LogTable):
             self._put(topic, message_id, FirstMessage(record.physical_offset, record.store_timestamp))
 
     def _put(self, topic: str, message_id: bytes, first: FirstMessage) -> None:
-        self._ids.forget(topic, first.at_ms - self.window_ms(topic))
+        self._ids.forget(topic, first.at_ms - self.window_ms(topic), _FORGET_WITH_PUT)
         self._ids.put(topic, message_id, first)
         # Only a log of another broker, or from before a change of the limit, can have more.
-        while len(self._ids) > self._config.deduplication_max_num:
-            self._ids.drop_oldest(topic)
+        self._ids.limit(self._config.deduplication_max_num)
 
     # -- sends --------------------------------------------------------------------------------------------------
 
@@ -162,7 +171,7 @@ class Deduplication(LogTable):
         """Raises RequestRefused if the table has no space for `new_ids` more."""
         most = self._config.deduplication_max_num
         if len(self._ids) + new_ids > most:
-            self._forget()
+            self._forget(max(new_ids, _FORGET_STEP))
             if len(self._ids) + new_ids > most:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY,

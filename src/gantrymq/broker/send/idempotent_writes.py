@@ -152,9 +152,10 @@ class IdempotentWrites(LogTable):
             self.table.read_to(self._store.max_physical_offset)
         return in_pieces(self.table)
 
-    def _look(self) -> None:
+    def _look(self) -> float | None:
         if self._forget() or self._store.max_physical_offset - self.table.position > _LOG_BYTES:
             self._file.changed()
+        return None
 
     # -- requests -----------------------------------------------------------------------------------------------
 

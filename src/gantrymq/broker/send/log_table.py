@@ -87,11 +87,14 @@ class LogTable(Feature, ABC):
 
     @abstractmethod
     def _forget(self) -> int:
-        """Removes the expired entries, and returns their number."""
+        """Removes the expired entries, or as many as one step may remove. Returns their number."""
 
     @abstractmethod
-    def _look(self) -> None:
-        """Removes the expired entries. Schedules a write of the file if the table or the log has changed enough."""
+    def _look(self) -> float | None:
+        """Removes expired entries. Schedules a write of the file if the table or the log has changed enough.
+
+        Returns the pause until the next step, in seconds; None if no expired entry is left.
+        """
 
     @abstractmethod
     def _encode(self) -> Iterator[bytes]:

@@ -274,7 +274,12 @@ class SendProcessor(Feature):
         return self.send(connection, request)
 
     def _answer_again(self, connection: Connection, request: RemotingCommand, first: Record) -> Reply:
-        """Returns the response for a message that is stored already, as `first`. Raises the errors of `find`."""
+        """Returns the response for a message that is stored already, as `first`.
+
+        Raises the errors of `find`, and of an append. A master that was replaced must not answer, because the log of
+        the new one may lack the message.
+        """
+        self._appender.check()
         target, _, _, properties, options = decode_send_request(request)
         with self._queues.checked():
             if self._queues.find(target, options, connection, request) is None:
