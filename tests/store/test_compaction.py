@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 import pytest
+from replica_support import BEHIND, follow
 from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
 
 from gantrymq.errors import StoreError
@@ -32,15 +34,17 @@ def open_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
     opened: list[MessageStore] = []
 
-    def open_store(**options: int) -> MessageStore:
+    def open_store(directory: str = "", *, is_slave: bool = False, **options: Any) -> MessageStore:
         config = small_config(
-            tmp_path,
+            tmp_path / directory,
             compaction_mapped_file_size=4600,
             compaction_cq_mapped_file_size=20 * 46,
             compaction_tombstone_retention_ms=0,
             **options,
         )
         store = MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"])
+        if is_slave:
+            store.set_slave(True)
         store.open()
         opened.append(store)
         return store
@@ -337,6 +341,30 @@ def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) 
     copy(store)
     assert content(store) == {0: b"new"}
     assert (tmp_path / "compaction" / "compactionLog" / "state" / "0").is_dir()
+
+
+def test_a_slave_begins_a_deleted_topic_anew(open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(100):
+        put_key(master, "same", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    master.delete_topic("state")
+    put_key(master, "same", b"new")
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave) == {0: b"new"}
+
+
+def test_a_slave_that_begins_anew_has_no_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    put_key(master, "old", b"1")
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    slave.replica.begin_anew(LOG_FILE)
+    assert content(slave) == {}
+    assert not (tmp_path / "slave" / "compaction" / "compactionLog" / "state" / "0").exists()
 
 
 def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:
