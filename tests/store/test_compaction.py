@@ -367,6 +367,61 @@ def test_a_slave_that_begins_anew_has_no_compacted_messages(tmp_path: Path, open
     assert not (tmp_path / "slave" / "compaction" / "compactionLog" / "state" / "0").exists()
 
 
+def test_a_slave_that_follows_another_master(tmp_path: Path, open_compacted: OpenStore) -> None:
+    first, slave = open_compacted("first"), open_compacted("slave", is_slave=True)
+    for i in range(50):
+        put_key(first, f"key-{i}", b"%d" % i)
+    first.close()
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = open_compacted("first"), open_compacted("second")
+    common = first.max_physical_offset
+    for i in range(50, 100):
+        put_key(first, f"key-{i}", b"first %d" % i)
+        put_key(second, f"key-{i}", b"second %d" % i)
+    follow(first, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave) == content(first)
+    slave.replica.truncate(common)
+    assert content(slave) == {i: b"%d" % i for i in range(50)}
+    follow(second, slave, lambda: BEHIND)
+    assert content(slave) == content(second)
+    copy(slave)
+    assert content(slave) == content(second)
+
+
+def test_a_truncation_after_an_error_while_files_are_replaced(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(200):
+        put_key(master, f"key-{i % 7}", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+
+    def failing(old: Path, new: Path) -> None:
+        if old.parent.name == "compacting" != new.parent.name:
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    unit = slave.queue("state", 0).unit(30)
+    assert unit is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(slave)
+        # Neither the queue nor its compaction log is truncated.
+        with pytest.raises(StoreError, match="planted"):
+            slave.replica.truncate(unit[0])
+        assert slave.queue("state", 0).max_offset == 200
+    slave.replica.truncate(unit[0])
+    compact(slave)
+    assert content(slave).keys() <= set(range(30))
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave).keys() >= set(range(30, 200))
+
+
 def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:
     store = open_compacted(file_reserved_time=0)
     put_key(store, "first", b"value")

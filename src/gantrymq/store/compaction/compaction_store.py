@@ -88,8 +88,10 @@ class CompactionStore:
             log = self._open(queue)
             if was_aborted:
                 # These messages are copied again.
-                self._cut(queue, log, max(queue.log_min_offset, 0), unflushed=True)
-            if not queue.max_offset and log.end:
+                log.cut_unflushed(max(queue.log_min_offset, 0))
+            if queue.max_offset:
+                log.cut(queue.max_offset)
+            elif log.end:
                 # The queue's files were deleted. The next message follows the compacted ones.
                 queue.skip_to(log.end)
             queue.attach(log)
@@ -102,20 +104,21 @@ class CompactionStore:
 
     def _open(self, queue: ConsumeQueue) -> CompactionLog:
         below = (queue.topic, str(queue.queue_id))
-        log = CompactionLog(self._root.joinpath(_LOGS, *below), self._root.joinpath(_UNITS, *below), self._sizes)
+        log = CompactionLog(
+            self._root.joinpath(_LOGS, *below),
+            self._root.joinpath(_UNITS, *below),
+            self._sizes,
+            lambda end: self._was_cut(queue, end),
+        )
         log.load()
         self._logs[queue] = log
         return log
 
-    def _cut(self, queue: ConsumeQueue, log: CompactionLog, offset: int, *, unflushed: bool = False) -> None:
-        if unflushed:
-            log.cut_unflushed(offset)
-        else:
-            log.cut(offset)
+    def _was_cut(self, queue: ConsumeQueue, end: int) -> None:
         name = _name(queue)
         if name in self._positions:
             # The messages that are copied again must be compacted again.
-            self._positions[name] = min(self._positions[name], log.end - 1)
+            self._positions[name] = min(self._positions[name], end - 1)
 
     # -- copying ------------------------------------------------------------------------------------------------
 
@@ -150,9 +153,6 @@ class CompactionStore:
                 return False
             log = self._open(queue)
             queue.attach(log)
-        if log.end > queue.max_offset:
-            # The queue's end was cut off.
-            self._cut(queue, log, queue.max_offset)
         if log.end < queue.log_min_offset and is_slave:
             return False
         offset = max(log.end, queue.log_min_offset)
