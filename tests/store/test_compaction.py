@@ -343,6 +343,91 @@ def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) 
     assert (tmp_path / "compaction" / "compactionLog" / "state" / "0").is_dir()
 
 
+def values_of(store: MessageStore, key: str) -> list[bytes]:
+    records = read_all(store, store.queue("state", 0))
+    return [record.body for record in records if record.properties == encode_properties({"KEYS": key})]
+
+
+def test_a_new_topic_of_the_same_name_is_compacted_after_a_restart(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.delete_topic("state")
+    for i in range(250):
+        put_key(store, "same" if i < 100 else "other", b"new %d" % i)
+    copy(store)
+    store.close()
+    store = open_compacted()
+    compact(store)
+    assert values_of(store, "same") == [b"new 99"]
+
+
+def test_a_truncated_queue_is_compacted_after_a_restart(tmp_path: Path, open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(10):
+        put_key(master, "first", b"%d" % i)
+    common = master.max_physical_offset
+    master.close()
+    shutil.copytree(tmp_path / "master", tmp_path / "other")
+    master, other = open_compacted("master"), open_compacted("other")
+    for i in range(10, 200):
+        put_key(master, "same", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    slave.replica.truncate(common)
+    slave.close()
+    slave = open_compacted("slave", is_slave=True)
+    for i in range(10, 250):
+        put_key(other, "same" if i < 100 else "other", b"new %d" % i)
+    follow(other, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    assert values_of(slave, "same") == [b"new 99"]
+
+
+def test_a_lost_log_is_compacted_again(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.close()
+    shutil.rmtree(tmp_path / "compaction" / "compactionLog")
+    store = open_compacted()
+    copy(store)
+    assert compact(store) > 100
+
+
+def test_positions_that_cannot_be_written_are_written_with_the_next_flush(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+
+    def failing(old: Path, new: Path) -> None:
+        if new.name.startswith("position-checkpoint"):
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        store.delete_topic("state")
+    for i in range(250):
+        put_key(store, "same" if i < 100 else "other", b"new %d" % i)
+    copy(store)
+    store.close()
+    store = open_compacted()
+    compact(store)
+    assert values_of(store, "same") == [b"new 99"]
+
+
 def test_a_slave_begins_a_deleted_topic_anew(open_compacted: OpenStore) -> None:
     master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
     for i in range(100):
