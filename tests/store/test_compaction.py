@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 import pytest
+from replica_support import BEHIND, follow
 from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
 
 from gantrymq.errors import StoreError
@@ -32,15 +34,17 @@ def open_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
     opened: list[MessageStore] = []
 
-    def open_store(**options: int) -> MessageStore:
+    def open_store(directory: str = "", *, is_slave: bool = False, **options: Any) -> MessageStore:
         config = small_config(
-            tmp_path,
+            tmp_path / directory,
             compaction_mapped_file_size=4600,
             compaction_cq_mapped_file_size=20 * 46,
             compaction_tombstone_retention_ms=0,
             **options,
         )
         store = MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"])
+        if is_slave:
+            store.set_slave(True)
         store.open()
         opened.append(store)
         return store
@@ -337,6 +341,170 @@ def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) 
     copy(store)
     assert content(store) == {0: b"new"}
     assert (tmp_path / "compaction" / "compactionLog" / "state" / "0").is_dir()
+
+
+def values_of(store: MessageStore, key: str) -> list[bytes]:
+    records = read_all(store, store.queue("state", 0))
+    return [record.body for record in records if record.properties == encode_properties({"KEYS": key})]
+
+
+def test_a_new_topic_of_the_same_name_is_compacted_after_a_restart(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.delete_topic("state")
+    for i in range(250):
+        put_key(store, "same" if i < 100 else "other", b"new %d" % i)
+    copy(store)
+    store.close()
+    store = open_compacted()
+    compact(store)
+    assert values_of(store, "same") == [b"new 99"]
+
+
+def test_a_truncated_queue_is_compacted_after_a_restart(tmp_path: Path, open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(10):
+        put_key(master, "first", b"%d" % i)
+    common = master.max_physical_offset
+    master.close()
+    shutil.copytree(tmp_path / "master", tmp_path / "other")
+    master, other = open_compacted("master"), open_compacted("other")
+    for i in range(10, 200):
+        put_key(master, "same", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    slave.replica.truncate(common)
+    slave.close()
+    slave = open_compacted("slave", is_slave=True)
+    for i in range(10, 250):
+        put_key(other, "same" if i < 100 else "other", b"new %d" % i)
+    follow(other, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    assert values_of(slave, "same") == [b"new 99"]
+
+
+def test_a_lost_log_is_compacted_again(tmp_path: Path, open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.close()
+    shutil.rmtree(tmp_path / "compaction" / "compactionLog")
+    store = open_compacted()
+    copy(store)
+    assert compact(store) > 100
+
+
+def test_positions_that_cannot_be_written_are_written_with_the_next_flush(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "same", b"%d" % i)
+    copy(store)
+    compact(store)
+
+    def failing(old: Path, new: Path) -> None:
+        if new.name.startswith("position-checkpoint"):
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        store.delete_topic("state")
+    for i in range(250):
+        put_key(store, "same" if i < 100 else "other", b"new %d" % i)
+    copy(store)
+    store.close()
+    store = open_compacted()
+    compact(store)
+    assert values_of(store, "same") == [b"new 99"]
+
+
+def test_a_slave_begins_a_deleted_topic_anew(open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(100):
+        put_key(master, "same", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    compact(slave)
+    master.delete_topic("state")
+    put_key(master, "same", b"new")
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave) == {0: b"new"}
+
+
+def test_a_slave_that_begins_anew_has_no_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    put_key(master, "old", b"1")
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    slave.replica.begin_anew(LOG_FILE)
+    assert content(slave) == {}
+    assert not (tmp_path / "slave" / "compaction" / "compactionLog" / "state" / "0").exists()
+
+
+def test_a_slave_that_follows_another_master(tmp_path: Path, open_compacted: OpenStore) -> None:
+    first, slave = open_compacted("first"), open_compacted("slave", is_slave=True)
+    for i in range(50):
+        put_key(first, f"key-{i}", b"%d" % i)
+    first.close()
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = open_compacted("first"), open_compacted("second")
+    common = first.max_physical_offset
+    for i in range(50, 100):
+        put_key(first, f"key-{i}", b"first %d" % i)
+        put_key(second, f"key-{i}", b"second %d" % i)
+    follow(first, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave) == content(first)
+    slave.replica.truncate(common)
+    assert content(slave) == {i: b"%d" % i for i in range(50)}
+    follow(second, slave, lambda: BEHIND)
+    assert content(slave) == content(second)
+    copy(slave)
+    assert content(slave) == content(second)
+
+
+def test_a_truncation_after_an_error_while_files_are_replaced(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    for i in range(200):
+        put_key(master, f"key-{i % 7}", b"%d" % i)
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+
+    def failing(old: Path, new: Path) -> None:
+        if old.parent.name == "compacting" != new.parent.name:
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    unit = slave.queue("state", 0).unit(30)
+    assert unit is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(slave)
+        # Neither the queue nor its compaction log is truncated.
+        with pytest.raises(StoreError, match="planted"):
+            slave.replica.truncate(unit[0])
+        assert slave.queue("state", 0).max_offset == 200
+    slave.replica.truncate(unit[0])
+    compact(slave)
+    assert content(slave).keys() <= set(range(30))
+    follow(master, slave, lambda: BEHIND)
+    copy(slave)
+    assert content(slave).keys() >= set(range(30, 200))
 
 
 def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, open_compacted: OpenStore) -> None:

@@ -359,6 +359,9 @@ class ConsumeQueue(QueueFiles):
         """Deletes the units from a queue offset on and fills their space with zeros. Raises StoreError."""
         self.unmap()
         end = max(offset, self.first_offset)
+        if self.compacted is not None:
+            # First, so that the caller tries both again after an error.
+            self.compacted.cut(end)
         first = min(self._files, default=0)
         for base in [base for base in reversed(self._files) if base >= end * UNIT_SIZE and base > first]:
             self._delete(base)

@@ -71,7 +71,12 @@ class MessageStore:
         self._preallocation = preallocation = Preallocation(self._jobs.report("make files of the store"), waits=waits)
         self._log = CommitLog(LogPaths(config), config.mapped_file_size_commit_log, preallocation)
         self._queues = QueueTable(
-            config.consume_queue_directory, config.mapped_file_size_consume_queue, preallocation, self._trash
+            config.consume_queue_directory,
+            config.mapped_file_size_consume_queue,
+            preallocation,
+            self._trash,
+            # A new queue of this name must not get the compacted messages of the deleted one.
+            lambda queues: self.compaction.delete(queues),
         )
         self._index = MessageIndex(
             self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, preallocation
@@ -265,8 +270,6 @@ class MessageStore:
         The queues disappear at once; their files are deleted in the background. A later message gets the queue offset
         0.
         """
-        # If a crash comes between both, the queues remain, and consumers still see their messages.
-        self.compaction.delete(self._queues.of_topic(topic))
         self._queues.delete_topic(topic)
         if self._threads is not None:
             # Recovery then does not read the topic's records again.
@@ -279,7 +282,6 @@ class MessageStore:
             for queue in self._queues.of_topic(topic)
             if queue.count_before(physical_offset) == queue.max_offset > 0
         ]
-        self.compaction.delete(old)
         self._queues.delete(old)
         if old and self._threads is not None:
             self._threads.queue_flusher.flush_soon()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,9 +19,20 @@ _MAX_TOPIC_BYTES = 255
 
 
 class QueueTable:
-    """The queues under `directory`. `dirty` has the queues that were written to since their last flush."""
+    """The queues under `directory`. `dirty` has the queues that were written to since their last flush.
 
-    def __init__(self, directory: Path, file_size: int, preallocation: Preallocation, trash: Trash) -> None:
+    `on_deleted` is called with queues before their files are deleted. If a crash follows, the queues remain, and
+    consumers still see their messages.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        file_size: int,
+        preallocation: Preallocation,
+        trash: Trash,
+        on_deleted: Callable[[Collection[ConsumeQueue]], None],
+    ) -> None:
         self.dirty: deque[ConsumeQueue] = deque()
         #: Whether the directory existed at load time. If so, a queue without files was deleted, not lost with all
         #: others.
@@ -32,6 +43,7 @@ class QueueTable:
         self._mappings = QueueMappings()
         self._preallocation = preallocation
         self._trash = trash
+        self._on_deleted = on_deleted
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         for queues in list(self._table.values()):
@@ -102,6 +114,7 @@ class QueueTable:
         """Deletes all queues of a topic. Their files are deleted in the background."""
         queues = self._table.pop(topic, None)
         if queues is not None:
+            self._on_deleted(queues.values())
             files = [file for queue in queues.values() for file in queue.forget_files()]
             self._trash.add_directory(self._directory / topic, files)
 
@@ -114,6 +127,7 @@ class QueueTable:
             if len(queues) == len(self._table[topic]):
                 self.delete_topic(topic)
                 continue
+            self._on_deleted(queues)
             for queue in queues:
                 del self._table[topic][queue.queue_id]
                 self._trash.add_directory(self._directory / topic / str(queue.queue_id), queue.forget_files())

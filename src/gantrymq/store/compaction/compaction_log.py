@@ -33,7 +33,7 @@ _MOST_MESSAGES = 1000
 
 
 class CompactionLog:
-    """The compacted messages of one queue.
+    """The compacted messages of one queue. `on_cut` is called with the new `end` when records were cut off.
 
     Attributes:
         end: The queue offset of the next message to copy. All messages before it are in the log or were compacted.
@@ -42,10 +42,13 @@ class CompactionLog:
         is_deleted: Whether the topic was deleted.
     """
 
-    def __init__(self, log_directory: Path, unit_directory: Path, sizes: FileSizes) -> None:
+    def __init__(
+        self, log_directory: Path, unit_directory: Path, sizes: FileSizes, on_cut: Callable[[int], None]
+    ) -> None:
         self.log_directory = log_directory
         self.unit_directory = unit_directory
         self.sizes = sizes
+        self._on_cut = on_cut
         self.end = self.flushed_end = 0
         self.version = 0
         self.is_deleted = False
@@ -98,7 +101,11 @@ class CompactionLog:
         self._segments = segments
 
     def cut(self, queue_offset: int) -> None:
-        """Deletes the records from a queue offset on. Raises StoreError."""
+        """Deletes the records from a queue offset on. Raises StoreError; the caller may try again."""
+        if queue_offset >= self.end:
+            return
+        # Otherwise the files of the interrupted compaction would bring the records back.
+        self.finish_replacing()
         self.version += 1
         while self._segments and self._segments[-1].first >= queue_offset:
             self._segments.pop().delete()
@@ -107,6 +114,7 @@ class CompactionLog:
         self._unflushed = [segment for segment in self._unflushed if segment in self._segments[:-1]]
         self.end = min(self.end, queue_offset)
         self.flushed_end = min(self.flushed_end, queue_offset)
+        self._on_cut(self.end)
 
     def cut_unflushed(self, queue_offset: int) -> None:
         """Deletes the records from a queue offset on that may not be on disk after a crash. Raises StoreError.

@@ -80,19 +80,25 @@ class CompactionStore:
         if not files.is_directory(self._root):
             return
         content = self._position_file.load(can_be_rebuilt=True)
-        if content is not None:
-            positions = json.loads(content).get("queueOffsetMap", {})
-            self._positions = {name: offset for name, offset in positions.items() if isinstance(offset, int)}
+        positions = {} if content is None else json.loads(content).get("queueOffsetMap", {})
         for topic, queue_id in self._directories():
             queue = self._queues.get_or_create(topic, queue_id)
             log = self._open(queue)
+            position = positions.get(_name(queue))
+            # A position at or after the end is of lost messages. All messages are compacted again then.
+            if isinstance(position, int) and position < log.end:
+                self._positions[_name(queue)] = position
             if was_aborted:
                 # These messages are copied again.
-                self._cut(queue, log, max(queue.log_min_offset, 0), unflushed=True)
-            if not queue.max_offset and log.end:
+                log.cut_unflushed(max(queue.log_min_offset, 0))
+            if queue.max_offset:
+                log.cut(queue.max_offset)
+            elif log.end:
                 # The queue's files were deleted. The next message follows the compacted ones.
                 queue.skip_to(log.end)
             queue.attach(log)
+        if self._positions != positions:
+            self._write_positions()
 
     def _directories(self) -> Iterator[tuple[str, int]]:
         for topic in directories(self._root / _LOGS):
@@ -102,20 +108,22 @@ class CompactionStore:
 
     def _open(self, queue: ConsumeQueue) -> CompactionLog:
         below = (queue.topic, str(queue.queue_id))
-        log = CompactionLog(self._root.joinpath(_LOGS, *below), self._root.joinpath(_UNITS, *below), self._sizes)
+        log = CompactionLog(
+            self._root.joinpath(_LOGS, *below),
+            self._root.joinpath(_UNITS, *below),
+            self._sizes,
+            lambda end: self._was_cut(queue, end),
+        )
         log.load()
         self._logs[queue] = log
         return log
 
-    def _cut(self, queue: ConsumeQueue, log: CompactionLog, offset: int, *, unflushed: bool = False) -> None:
-        if unflushed:
-            log.cut_unflushed(offset)
-        else:
-            log.cut(offset)
+    def _was_cut(self, queue: ConsumeQueue, end: int) -> None:
         name = _name(queue)
-        if name in self._positions:
+        if self._positions.get(name, -1) >= end:
             # The messages that are copied again must be compacted again.
-            self._positions[name] = min(self._positions[name], log.end - 1)
+            self._positions[name] = end - 1
+            self._write_positions()
 
     # -- copying ------------------------------------------------------------------------------------------------
 
@@ -150,9 +158,6 @@ class CompactionStore:
                 return False
             log = self._open(queue)
             queue.attach(log)
-        if log.end > queue.max_offset:
-            # The queue's end was cut off.
-            self._cut(queue, log, queue.max_offset)
         if log.end < queue.log_min_offset and is_slave:
             return False
         offset = max(log.end, queue.log_min_offset)
@@ -224,6 +229,7 @@ class CompactionStore:
 
     def flush(self) -> None:
         """Flushes all logs to disk. May run in a thread. Raises StoreError or SyncFailed."""
+        self.save()
         for log in list(self._logs.values()):
             if log.flushed_end < log.end:
                 try:
@@ -265,19 +271,37 @@ class CompactionStore:
             if compactor.is_of(log):
                 self._positions[_name(queue)] = compactor.position
                 queue.compaction_changed()
-        content = json.dumps({"queueOffsetMap": self._positions}, separators=(",", ":"))
-        self._position_file.put(content.encode())
+        self._put_positions()
 
     def save(self) -> None:
         """Writes the positions of compactions. May run in a thread. Raises StoreError."""
         self._position_file.write()
 
+    def _put_positions(self) -> None:
+        content = json.dumps({"queueOffsetMap": self._positions}, separators=(",", ":"))
+        self._position_file.put(content.encode())
+
+    def _write_positions(self) -> None:
+        """Writes the positions after one was lowered or removed.
+
+        With its old position, new messages at the same queue offsets would count as compacted after a restart.
+        """
+        self._put_positions()
+        try:
+            self.save()
+        except StoreError as e:
+            logger.error("the next flush of the compaction logs writes their positions again: %s", e)
+
     # -- deleting -----------------------------------------------------------------------------------------------
 
     def delete(self, queues: Collection[ConsumeQueue]) -> None:
         """Deletes the logs of these queues."""
+        compacted = [name for queue in queues if (name := _name(queue)) in self._positions]
+        if compacted:
+            for name in compacted:
+                del self._positions[name]
+            self._write_positions()
         for queue in queues:
-            self._positions.pop(_name(queue), None)
             log = self._logs.pop(queue, None)
             if log is not None:
                 log.mark_deleted()
