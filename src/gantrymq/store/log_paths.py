@@ -85,7 +85,7 @@ class LogPaths:
         """Returns the writable directories, in the order in which to try them for the file with this index."""
         self._end_failures()
         writable, working = self.writable, self._working()
-        # If all disks are full, they are used as if none were, as in Java.
+        # If all disks are full, all of them are used, as in Java.
         chosen = [path for path in working if path not in self._full] or working or writable
         at = index % len(chosen)
         chosen = chosen[at:] + chosen[:at]
