@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import tracemalloc
 import urllib.request
 from pathlib import Path
 from shutil import copytree
@@ -336,6 +337,20 @@ async def test_a_topic_is_deleted_while_a_batch_is_checked(deduplicated: Peer, b
     )
     assert answer.code == ResponseCode.SUCCESS
     assert (broker.store.queue(TOPIC, 0).max_offset, broker.deduplication.repeated) == (len(messages), {})
+
+
+async def test_known_messages_of_a_batch_need_no_memory_for_their_bodies(deduplicated: Peer) -> None:
+    size, ids = 128 * 1024, [f"{number}" for number in range(40)]
+    for message_id in ids:
+        assert (await send(deduplicated, bytes(size), message_id)).code == ResponseCode.SUCCESS
+    tracemalloc.start()
+    try:
+        answer = await send_batch(deduplicated, *((b"", message_id) for message_id in ids))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(answer.ext_fields["msgId"].split(",")) == len(ids)
+    assert peak < 10 * size
 
 
 # -- restarts and failovers -------------------------------------------------------------------------------------------

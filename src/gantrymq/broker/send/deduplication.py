@@ -150,7 +150,7 @@ class Deduplication(LogTable):
         return self._topics.deduplication_window_ms(topic)
 
     def find(self, topic: str, message_id: bytes) -> Record | None:
-        """Returns the first message with an id if its window has not ended, else None. Raises StoreError."""
+        """Returns the first message with an id, without its body; None if its window has ended. Raises StoreError."""
         first = self._ids.get(topic, message_id)
         if first is None or now_ms() - first.at_ms >= self.window_ms(topic):
             return None
@@ -161,7 +161,7 @@ class Deduplication(LogTable):
             # The file is older than the deletion of the topic.
             return None
         try:
-            record = store.read_record(first.physical_offset)
+            record = store.read_without_body(first.physical_offset)
         except RecordError:
             return None
         # The end of the log can have been cut off, so that another record is there.
