@@ -114,7 +114,7 @@ class Deduplication(LogTable):
     def _forget(self, most: int = _FORGET_STEP) -> int:
         now, forgotten = now_ms(), 0
         for topic, _ in self._ids.topics():
-            forgotten += self._ids.forget(topic, now - self.window_ms(topic), most - forgotten)
+            forgotten += self._ids.forget(topic, now, self.window_ms(topic), most - forgotten)
             if forgotten >= most:
                 break
         return forgotten
@@ -138,7 +138,7 @@ class Deduplication(LogTable):
             self._put(topic, message_id, FirstMessage(record.physical_offset, record.store_timestamp))
 
     def _put(self, topic: str, message_id: bytes, first: FirstMessage) -> None:
-        self._ids.forget(topic, first.at_ms - self.window_ms(topic), _FORGET_WITH_PUT)
+        self._ids.forget(topic, first.at_ms, self.window_ms(topic), _FORGET_WITH_PUT)
         self._ids.put(topic, message_id, first)
         # Only a log of another broker, or from before a change of the limit, can have more.
         self._ids.limit(self._config.deduplication_max_num)
