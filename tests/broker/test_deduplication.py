@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from bare_store import full_disk
+from bare_store import damage, full_disk
 from broker_support import Peer, config, run_again
 from ports import free_port
 from wait_until import until
@@ -486,6 +486,25 @@ async def test_a_batch_waits_until_the_log_is_read(tmp_path: Path, remoting: Rem
     answers = await asyncio.gather(send_batch(peer, (b"2", "a"), (b"3", "b")), send_batch(peer, (b"4", "b")))
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
     assert await stored(peer) == [b"1", b"3"]
+    await broker.stop()
+
+
+async def test_a_damaged_log_is_reported(
+    tmp_path: Path, remoting: RemotingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ids after the damage are missing: the broker says so, and accepts messages."""
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer)
+    first, second = [await send(peer, b"%d" % number, f"{number}") for number in range(2)]
+    await broker.deduplication.become_slave()
+    await broker.deduplication.become_master()
+    damaged = int(place(second)[0], 16)
+    damage(broker.store, damaged, at=0)
+    assert place(await send(peer, b"x", "0")) == place(first)
+    assert place(await send(peer, b"x", "1")) != place(second)
+    (line,) = [each.getMessage() for each in caplog.records if "deduplication ids" in each.getMessage()]
+    assert "stores messages after the damage again if they are repeated" in line
+    assert line.endswith(f"no record begins at the physical offset {damaged}")
     await broker.stop()
 
 
