@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import tracemalloc
 import urllib.request
 from pathlib import Path
 from shutil import copytree
 
 import pytest
-from bare_store import full_disk
+from bare_store import damage, full_disk
 from broker_support import Peer, config, run_again
 from ports import free_port
 from wait_until import until
@@ -94,12 +95,12 @@ def test_the_table_keeps_the_order_of_the_messages() -> None:
     ids.put("b", b"0", FirstMessage(5, 1))
     ids.put("a", b"0", FirstMessage(2000, 5))
     assert (len(ids), ids.get("a", b"0"), ids.get("b", b"0")) == (4, (2000, 5), (5, 1))
-    assert ids.forget("a", 2, 10) == 1
+    assert ids.forget("a", 5, 3, 10) == 1
     assert (len(ids), ids.topics()) == (3, [("a", 2), ("b", 1)])
     ids.limit(2)
     assert (ids.get("a", b"2"), ids.get("a", b"0"), ids.get("b", b"0")) == (None, (2000, 5), (5, 1))
     ids.drop("b")
-    assert ids.forget("a", 6, 10) == 1
+    assert ids.forget("a", 6, 0, 10) == 1
     assert (len(ids), ids.topics()) == (0, [])
 
 
@@ -110,7 +111,7 @@ def test_the_cost_of_an_id_does_not_depend_on_the_number_of_ids() -> None:
     for number in range(count):
         ids.put("a", b"%d" % number, FirstMessage(number, number))
     inserted = time.process_time()
-    steps = [ids.forget("a", count - 1000, 1000) for _ in range(100)]
+    steps = [ids.forget("a", count, 1000, 1000) for _ in range(100)]
     ids.limit(0)
     assert steps == [1000] * 99 + [0]
     assert time.process_time() - inserted < 10 * (inserted - begin)
@@ -141,6 +142,23 @@ def test_the_limit_takes_ids_from_the_largest_topics() -> None:
     assert [ids.get("c", b"%d" % number) is not None for number in range(7)] == [False] * 5 + [True] * 2
     ids.limit(0)
     assert (len(ids), ids.topics()) == (0, [])
+
+
+def test_ids_from_the_future_begin_their_windows_again() -> None:
+    """They do not keep the ids behind them from being forgotten. The file has the new times."""
+    ids, hour, window = DeduplicationIds(), 3_600_000, 60_000
+    for number in range(3):
+        ids.put("a", b"ahead-%d" % number, FirstMessage(number, hour + number))
+    ids.put("a", b"slightly ahead", FirstMessage(3, 5000))
+    ids.put("a", b"right", FirstMessage(4, 1000))
+    assert ids.forget("a", 2000, window, 2) == 2
+    assert ids.forget("a", 2000, window, 10) == 1
+    assert [ids.get("a", b"ahead-%d" % number) for number in range(3)] == [(n, 2000) for n in range(3)]
+    copy = DeduplicationIds.of(decode_json(b"".join(ids.encode()), SavedIds))
+    for table in (ids, copy):
+        assert table.forget("a", 5000 + window, window, 10) == 0
+        assert table.forget("a", 5001 + window, window, 10) == 5
+        assert not len(table)
 
 
 # -- sends ------------------------------------------------------------------------------------------------------------
@@ -254,6 +272,23 @@ async def test_the_number_of_ids_is_limited(tmp_path: Path, remoting: RemotingCl
     await broker.stop()
 
 
+async def test_a_clock_that_was_ahead_fills_the_table_for_one_window(
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock
+) -> None:
+    broker, peer = await started(tmp_path, remoting, deduplication_max_num=3)
+    await set_window(peer)
+    wrong_clock.ahead_s = 3600
+    first = [await send(peer, b"x", each) for each in "abc"]
+    wrong_clock.ahead_s = 0
+    assert (await send(peer, b"x", "d")).code == ResponseCode.SYSTEM_BUSY
+    wrong_clock.ahead_s = WINDOW_S - 10
+    assert place(await send(peer, b"x", "a")) == place(first[0])
+    wrong_clock.ahead_s = WINDOW_S + 10
+    assert (await send(peer, b"x", "d")).code == (await send(peer, b"x", "a")).code == ResponseCode.SUCCESS
+    assert len(await stored(peer)) == 5
+    await broker.stop()
+
+
 async def test_many_ids_are_forgotten_in_steps(deduplicated: Peer, broker: Broker, wrong_clock: WrongClock) -> None:
     assert (await send_batch(deduplicated, *((b"x", f"{number}") for number in range(5000)))).code == 0
     wrong_clock.ahead_s = WINDOW_S + 1
@@ -326,7 +361,7 @@ async def test_a_long_batch_is_checked_in_steps(deduplicated: Peer) -> None:
 
 async def test_a_topic_is_deleted_while_a_batch_is_checked(deduplicated: Peer, broker: Broker) -> None:
     """The known messages of the batch are deleted with the topic, so the batch is stored in the new topic."""
-    messages = [(b"x", f"{number}") for number in range(20_000)]
+    messages = [(b"x", f"{number}") for number in range(8_000)]
     await send_batch(deduplicated, *messages)
     # The broker checks the batch in many steps, between which it handles the next requests of the connection.
     answer, _, _ = await asyncio.gather(
@@ -336,6 +371,20 @@ async def test_a_topic_is_deleted_while_a_batch_is_checked(deduplicated: Peer, b
     )
     assert answer.code == ResponseCode.SUCCESS
     assert (broker.store.queue(TOPIC, 0).max_offset, broker.deduplication.repeated) == (len(messages), {})
+
+
+async def test_known_messages_of_a_batch_need_no_memory_for_their_bodies(deduplicated: Peer) -> None:
+    size, ids = 128 * 1024, [f"{number}" for number in range(40)]
+    for message_id in ids:
+        assert (await send(deduplicated, bytes(size), message_id)).code == ResponseCode.SUCCESS
+    tracemalloc.start()
+    try:
+        answer = await send_batch(deduplicated, *((b"", message_id) for message_id in ids))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(answer.ext_fields["msgId"].split(",")) == len(ids)
+    assert peak < 10 * size
 
 
 # -- restarts and failovers -------------------------------------------------------------------------------------------
@@ -437,6 +486,25 @@ async def test_a_batch_waits_until_the_log_is_read(tmp_path: Path, remoting: Rem
     answers = await asyncio.gather(send_batch(peer, (b"2", "a"), (b"3", "b")), send_batch(peer, (b"4", "b")))
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
     assert await stored(peer) == [b"1", b"3"]
+    await broker.stop()
+
+
+async def test_a_damaged_log_is_reported(
+    tmp_path: Path, remoting: RemotingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ids after the damage are missing: the broker says so, and accepts messages."""
+    broker, peer = await started(tmp_path, remoting)
+    await set_window(peer)
+    first, second = [await send(peer, b"%d" % number, f"{number}") for number in range(2)]
+    await broker.deduplication.become_slave()
+    await broker.deduplication.become_master()
+    damaged = int(place(second)[0], 16)
+    damage(broker.store, damaged, at=0)
+    assert place(await send(peer, b"x", "0")) == place(first)
+    assert place(await send(peer, b"x", "1")) != place(second)
+    (line,) = [each.getMessage() for each in caplog.records if "deduplication ids" in each.getMessage()]
+    assert "stores messages after the damage again if they are repeated" in line
+    assert line.endswith(f"no record begins at the physical offset {damaged}")
     await broker.stop()
 
 

@@ -23,6 +23,7 @@ from gantrymq.protocol.record import (
     decode_host,
     decode_record,
     decode_records,
+    decode_without_body,
     encode_host,
     encode_record,
     offset_of,
@@ -72,6 +73,7 @@ def test_round_trip(fields: dict[str, object], before: bytes, buffer_type: type[
     assert record.size == len(encoded)
     assert {name: getattr(record, name) for name in fields} == fields
     assert isinstance(record, Record)
+    assert decode_without_body(buffer_type(before + encoded + b"next"), len(before)) == record._replace(body=b"")
     assert all(type(value) in (int, bytes) for value in record)
     magic = int.from_bytes(encoded[4:8], "big")
     assert magic == (MAGIC_V2 if len(record.topic) > 127 else MAGIC_V1)
@@ -85,6 +87,8 @@ def test_cut_and_changed_records_are_record_errors_or_other_records(
     cut = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(RecordError):
         decode_record(encoded[:cut])
+    with pytest.raises(RecordError):
+        decode_without_body(encoded[:cut])
     changed = bytearray(encoded)
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -108,6 +112,7 @@ def test_a_changed_body_has_another_crc(fields: dict[str, object], data: st.Data
     with pytest.raises(RecordError, match="CRC"):
         decode_record(changed)
     assert decode_record(changed, check_crc=False).body != b"some body"
+    assert decode_without_body(changed).properties == fields["properties"]
 
 
 def test_places_of_fields() -> None:

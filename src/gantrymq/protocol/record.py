@@ -293,6 +293,14 @@ def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Re
     return _decode_other(buffer, pos, available, check_crc)
 
 
+def decode_without_body(buffer: Buffer, pos: int = 0) -> Record:
+    """Like `decode_record`, but leaves the body empty and does not check its CRC. The time does not depend on its size.
+
+    Raises RecordError.
+    """
+    return _decode_other(buffer, pos, len(buffer) - pos, check_crc=False, with_body=False)
+
+
 #: Flag, physical offset, born timestamp and host, store timestamp and host, reconsume times, prepared offset.
 LateFields = tuple[int, int, int, bytes, int, bytes, int, int]
 
@@ -358,8 +366,8 @@ def pack_blank(buffer: bytearray | memoryview | Mapping, pos: int, size: int) ->
     _BLANK.pack_into(buffer, pos, size, MAGIC_BLANK)
 
 
-def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> Record:
-    """Decodes a record of version 2 or with an IPv6 host. Raises RecordError with the reason if it is invalid."""
+def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool, *, with_body: bool = True) -> Record:
+    """Decodes a record of any version and with any hosts. Raises RecordError with the reason if it is invalid."""
     if available < _HEAD_SIZE:
         raise RecordError(f"{available} bytes at {pos} are too few for a record")
     size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(
@@ -393,7 +401,7 @@ def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> 
         raise RecordError(f"record of {size} bytes at {pos} is cut off") from e
     if not topic_start <= topic_end < properties_start <= properties_end == end:
         raise RecordError(f"lengths inside the record of {size} bytes at {pos} don't add up")
-    body = bytes(buffer[body_start:body_end])
+    body = bytes(buffer[body_start:body_end]) if with_body else b""
     if check_crc and crc32(body) & 0x7FFFFFFF != body_crc:
         raise RecordError(f"body of the record at {pos} has another CRC32 than {body_crc}")
     return Record(

@@ -20,6 +20,7 @@ from gantrymq.protocol.record import (
     Buffer,
     Record,
     decode_record,
+    decode_without_body,
     pack_blank,
     store_timestamp_at,
     unpacker,
@@ -172,8 +173,8 @@ class CommitLog:
     def _outside(self, physical_offset: int) -> StoreError:
         return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
 
-    def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """Returns the record at this offset.
+    def read(self, physical_offset: int, *, check_crc: bool = True, with_body: bool = True) -> Record:
+        """Returns the record at this offset. If `with_body` is false, its body is empty, and its CRC is not checked.
 
         Raises RecordError if no record starts there, and StoreError if the offset is outside the log.
         """
@@ -181,7 +182,8 @@ class CommitLog:
         if found is None:
             raise self._outside(physical_offset)
         view, base = found
-        record = decode_record(view, physical_offset - base, check_crc=check_crc)
+        at = physical_offset - base
+        record = decode_record(view, at, check_crc=check_crc) if with_body else decode_without_body(view, at)
         if record.physical_offset != physical_offset or physical_offset + record.size > self.position:
             raise RecordError(f"no record begins at the physical offset {physical_offset}")
         return record

@@ -464,6 +464,10 @@ class MessageStore:
         """Returns the record at this offset. Raises RecordError if none starts there, StoreError outside of the log."""
         return self._log.read(physical_offset)
 
+    def read_without_body(self, physical_offset: int) -> Record:
+        """Returns the record at this offset with an empty body, without a check of its CRC. Raises as `read_record`."""
+        return self._log.read(physical_offset, with_body=False)
+
     def record_bytes(self, physical_offset: int) -> bytes:
         """Returns the bytes of a record in the log. Raises as `read_record` does."""
         return self._log.read_bytes(physical_offset)

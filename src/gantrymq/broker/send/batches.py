@@ -36,6 +36,10 @@ from gantrymq.store.record_batch import RecordBatch
 _BATCH_STEP = 200
 #: Maximum number of messages that native code encodes as records in one step.
 _NATIVE_BATCH_STEP = 2000
+#: Maximum number of ids that are searched in one step. Each known one reads a record of the log.
+_FIND_STEP = 20
+#: Queue offset and physical offset of a message.
+_Position = tuple[int, int]
 #: Start of a property that only the broker may set.
 _POP_CK = b"POP_CK\x01"
 
@@ -241,11 +245,19 @@ class BatchSends:
             work = self._append_once_when_read(batch, ids, waits, connection, request)
             connection.respond_with(request, work)
             return None
-        known = dict[bytes, Record]()
+        return (yield from self._store_new(batch, ids, waits, connection, request))
+
+    def _store_new(
+        self, batch: RecordBatch, ids: list[bytes], waits: bool, connection: Connection, request: RemotingCommand
+    ) -> Steps:
+        """Finds the known messages of a batch in steps, appends the others, and returns the response."""
+        known = dict[bytes, _Position]()
         for count, message_id in enumerate(ids):
-            if message_id and (first := self._deduplication.find(batch.queue.topic, message_id)) is not None:
-                known[message_id] = first
-            if not count % _BATCH_STEP:
+            if message_id and message_id not in known:
+                first = self._deduplication.find(batch.queue.topic, message_id)
+                if first is not None:
+                    known[message_id] = _position(first, batch)
+            if not count % _FIND_STEP:
                 yield
         return self._append_once(batch, ids, known, waits, connection, request)
 
@@ -253,20 +265,22 @@ class BatchSends:
         self, batch: RecordBatch, ids: list[bytes], waits: bool, connection: Connection, request: RemotingCommand
     ) -> Reply:
         await self._deduplication.read()
-        return self._append_once(batch, ids, {}, waits, connection, request)
+        steps = self._store_new(batch, ids, waits, connection, request)
+        return self._long_requests.run(connection, request, steps)
 
     def _append_once(
         self,
         batch: RecordBatch,
         ids: list[bytes],
-        known: dict[bytes, Record],
+        known: dict[bytes, _Position],
         waits: bool,
         connection: Connection,
         request: RemotingCommand,
     ) -> Reply:
         """Appends the messages of a batch whose ids, the elements of `ids`, are new. Returns the response.
 
-        `known` has the messages with ids that are known already. Other requests may have stored more ids since then.
+        `known` has the positions of messages whose ids are known already. Other requests may have stored more ids since
+        then.
         """
         topic, deduplication = batch.queue.topic, self._deduplication
         # A master that was replaced must not answer, because the log of the new one may lack the known messages.
@@ -276,12 +290,17 @@ class BatchSends:
             return self.send(connection, request)
         #: Index in the batch of each message to store, and of the first one with an id.
         new, index_of = list[int](), dict[bytes, int]()
+        known_before = len(known)
         for index, message_id in enumerate(ids):
             if message_id:
                 if message_id in known or message_id in index_of:
                     continue
                 if (first := deduplication.find(topic, message_id)) is not None:
-                    known[message_id] = first
+                    known[message_id] = _position(first, batch)
+                    if len(known) - known_before > _BATCH_STEP:
+                        # Another request has just stored the same messages: each record takes time.
+                        steps = self._store_new(batch, ids, waits, connection, request)
+                        return self._long_requests.run(connection, request, steps)
                     continue
                 index_of[message_id] = index
             new.append(index)
@@ -296,24 +315,23 @@ class BatchSends:
         if (received := self._appender.received) is not None and new:
             kind = message_type(decode_send_request(request).properties)
             received.add(topic, kind, sum(stored.sizes), len(new))
-        #: Index -> queue offset and physical offset.
-        places = {index: (queue_offset + i, offset) for i, (index, offset) in enumerate(zip(new, offsets, strict=True))}
+        places: dict[int, _Position] = {
+            index: (queue_offset + i, offset) for i, (index, offset) in enumerate(zip(new, offsets, strict=True))
+        }
         for message_id, index in index_of.items():
             deduplication.stored(topic, message_id, places[index][1])
         if len(new) < len(ids):
             deduplication.count_repeated(topic, len(ids) - len(new))
         for index, message_id in enumerate(ids):
             if message_id in known:
-                first = known[message_id]
-                is_here = first.topic == batch.queue.topic_bytes and first.queue_id == batch.queue.queue_id
-                places[index] = first.queue_offset if is_here else -1, first.physical_offset
+                places[index] = known[message_id]
             elif index not in places:
                 places[index] = places[index_of[message_id]]
         return self._answer_once([places[index] for index in range(len(ids))], batch, waits, connection, request)
 
     def _answer_once(
         self,
-        places: Sequence[tuple[int, int]],
+        places: Sequence[_Position],
         batch: RecordBatch,
         waits: bool,
         connection: Connection,
@@ -339,6 +357,12 @@ class BatchSends:
             self._pending_responses.reply(connection, request, end, response, timeout_ms=timeout_ms)
             return None
         return response
+
+
+def _position(first: Record, batch: RecordBatch) -> _Position:
+    """Returns the position of a known message. Its queue offset is -1 if it is not in the queue of the batch."""
+    is_here = first.topic == batch.queue.topic_bytes and first.queue_id == batch.queue.queue_id
+    return first.queue_offset if is_here else -1, first.physical_offset
 
 
 def _part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:

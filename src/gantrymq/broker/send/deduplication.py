@@ -114,7 +114,7 @@ class Deduplication(LogTable):
     def _forget(self, most: int = _FORGET_STEP) -> int:
         now, forgotten = now_ms(), 0
         for topic, _ in self._ids.topics():
-            forgotten += self._ids.forget(topic, now - self.window_ms(topic), most - forgotten)
+            forgotten += self._ids.forget(topic, now, self.window_ms(topic), most - forgotten)
             if forgotten >= most:
                 break
         return forgotten
@@ -138,7 +138,7 @@ class Deduplication(LogTable):
             self._put(topic, message_id, FirstMessage(record.physical_offset, record.store_timestamp))
 
     def _put(self, topic: str, message_id: bytes, first: FirstMessage) -> None:
-        self._ids.forget(topic, first.at_ms - self.window_ms(topic), _FORGET_WITH_PUT)
+        self._ids.forget(topic, first.at_ms, self.window_ms(topic), _FORGET_WITH_PUT)
         self._ids.put(topic, message_id, first)
         # Only a log of another broker, or from before a change of the limit, can have more.
         self._ids.limit(self._config.deduplication_max_num)
@@ -150,7 +150,7 @@ class Deduplication(LogTable):
         return self._topics.deduplication_window_ms(topic)
 
     def find(self, topic: str, message_id: bytes) -> Record | None:
-        """Returns the first message with an id if its window has not ended, else None. Raises StoreError."""
+        """Returns the first message with an id, without its body; None if its window has ended. Raises StoreError."""
         first = self._ids.get(topic, message_id)
         if first is None or now_ms() - first.at_ms >= self.window_ms(topic):
             return None
@@ -161,7 +161,7 @@ class Deduplication(LogTable):
             # The file is older than the deletion of the topic.
             return None
         try:
-            record = store.read_record(first.physical_offset)
+            record = store.read_without_body(first.physical_offset)
         except RecordError:
             return None
         # The end of the log can have been cut off, so that another record is there.

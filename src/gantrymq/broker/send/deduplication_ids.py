@@ -14,6 +14,8 @@ from gantrymq.protocol.fastjson import encode_json
 #: Bits of a time in ms. One integer with offset and time takes a third of the memory of a tuple.
 _TIME_BITS = 44
 _TIME_MASK = (1 << _TIME_BITS) - 1
+#: Ids from more than this time in the future were stored while the clock was ahead, in ms.
+_CLOCK_TOLERANCE_MS = 10_000
 #: Number of ids that are encoded at once.
 _ENTRIES = 1000
 
@@ -65,10 +67,12 @@ class _TopicIds:
             values.popleft()
         return None
 
-    def drop_oldest(self) -> None:
-        """Removes the id whose value `oldest` has just returned."""
-        del self.packed[self._order.popleft()]
+    def drop_oldest(self) -> bytes:
+        """Removes the id whose value `oldest` has just returned, and returns it."""
+        message_id = self._order.popleft()
         self._values.popleft()
+        del self.packed[message_id]
+        return message_id
 
 
 class DeduplicationIds:
@@ -114,22 +118,30 @@ class DeduplicationIds:
         ids.put(message_id, first.physical_offset << _TIME_BITS | min(first.at_ms, _TIME_MASK))
         self._count += len(ids.packed)
 
-    def forget(self, topic: str, before_ms: int, most: int) -> int:
-        """Removes the oldest ids of a topic while they were stored before `before_ms`, at most `most` of them.
+    def forget(self, topic: str, now: int, window_ms: int, most: int) -> int:
+        """Removes the oldest ids of a topic while their windows have ended at the time `now`.
 
-        Returns the number of removed ids.
+        Handles at most `most` ids, and returns their number. An id from more than _CLOCK_TOLERANCE_MS after `now` was
+        stored while the clock was ahead. It would keep its place before ids with earlier times, so its window begins
+        again at `now`, and it becomes the newest one.
         """
         ids = self._topics.get(topic)
         if ids is None:
             return 0
-        removed = 0
-        while removed < most and (oldest := ids.oldest()) is not None and oldest & _TIME_MASK < before_ms:
-            ids.drop_oldest()
-            removed += 1
-        self._count -= removed
+        handled, count, now = 0, len(ids.packed), max(now, 0)
+        while handled < most and (oldest := ids.oldest()) is not None:
+            at_ms = oldest & _TIME_MASK
+            if at_ms > now + _CLOCK_TOLERANCE_MS:
+                ids.put(ids.drop_oldest(), oldest - at_ms + now)
+            elif at_ms < now - window_ms:
+                ids.drop_oldest()
+            else:
+                break
+            handled += 1
+        self._count -= count - len(ids.packed)
         if not ids.packed:
             del self._topics[topic]
-        return removed
+        return handled
 
     def limit(self, most: int) -> None:
         """Removes the oldest ids of the topics with the most ids until at most `most` ids are left."""

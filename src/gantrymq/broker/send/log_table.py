@@ -137,7 +137,13 @@ class LogTable(Feature, ABC):
                 if monotonic() >= end:
                     return False
         except RecordError as e:
-            log.error("%s: the log can't be read on: %s", self._entries, e)
+            # Requests must not wait for a log that stays damaged.
+            log.error(
+                "%s: the log can't be read to its end, so the broker stores messages after the damage again if they "
+                "are repeated: %s",
+                self._entries,
+                e,
+            )
         except BaseException:
             # Entries may be missing, so the next call starts again.
             self._records = None
