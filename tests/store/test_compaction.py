@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 from replica_support import BEHIND, follow
 from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.store import cleaner
 from gantrymq.store.compaction.compaction_store import file_sizes
@@ -104,7 +105,7 @@ def test_the_last_message_of_each_key_stays(open_compacted: OpenStore) -> None:
     assert [expected[offset] for offset in range(193, 200)] == [found[offset] for offset in range(193, 200)]
     assert queue.min_offset == min(found)
     assert queue.max_offset == 200
-    assert store.compaction.needed_from() == store.max_physical_offset
+    assert store.compaction.needed_from(False) == store.max_physical_offset
 
 
 def test_a_read_continues_after_a_gap_and_returns_offsets_as_java_does(open_compacted: OpenStore) -> None:
@@ -220,6 +221,62 @@ def test_the_commit_log_is_deleted_and_the_last_messages_stay(tmp_path: Path, op
     assert put_key(store, "second", b"later") == 1
     copy(store)
     assert content(store) == {0: b"value", 1: b"later"}
+
+
+def test_queues_take_turns(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    queues = [store.queue("state", queue_id) for queue_id in range(3)]
+    for _ in range(2000):
+        put_key(store, "key", b"x")
+    for queue_id in (1, 2):
+        put_key(store, "key", b"x", queue_id=queue_id)
+    flushed(store)
+    while any(queue.compacted is None for queue in queues):
+        assert not store.compaction.copy(0.0)
+    assert queues[0].compacted is not None
+    assert queues[0].compacted.end < 2000
+    put_key(store, "key", b"y", queue_id=1)
+    copy(store)
+    assert [queue.compacted.end for queue in queues if queue.compacted is not None] == [2000, 2, 1]
+
+
+def test_a_queue_that_cannot_be_copied(
+    tmp_path: Path, open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted(file_reserved_time=0)
+    other = store.queue("other", 0)
+    for queue_id in range(2):
+        put_key(store, "key", b"value", queue_id=queue_id)
+    while len(log_files(tmp_path)) < 4:
+        put(store, other, bytes(1000))
+    flushed(store)
+    real = files.open
+    log_of_0 = tmp_path / "compaction" / "compactionLog" / "state" / "0"
+
+    def full(path: Path | str, *arguments: int) -> int:
+        if log_of_0 in Path(path).parents:
+            raise OSError(errno.ENOSPC, "planted")
+        return real(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open", full)
+        with pytest.raises(StoreFull, match="planted"):
+            store.compaction.copy(60.0)
+        store.compaction.flush()
+        assert store.compaction.needed_from(False) == 0
+        store.delete_expired_soon()
+        store.clean(NOW_MS)
+        assert store.min_physical_offset == 0
+        # The copying cannot continue before space is free.
+        patch.setattr(cleaner, "used_percent", lambda path: 95.0)
+        while store.clean(NOW_MS):
+            flush_queues(store)
+        assert store.min_physical_offset > LOG_FILE
+    store.clean(NOW_MS)
+    assert content(store, 1) == {0: b"value"}
+    assert put_key(store, "key", b"later") == 1
+    copy(store)
+    assert content(store) == {1: b"later"}
 
 
 @pytest.mark.parametrize("seed", range(3))

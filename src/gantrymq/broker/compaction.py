@@ -34,6 +34,8 @@ log = peer_log(__name__)
 
 #: Interval of the copying, in seconds.
 _COPY_S = 1.0
+#: Interval of the flushes while messages are copied without a pause, in seconds.
+_FLUSH_S = 1.0
 #: Length of one slice of work, and of the pause after it, in seconds. A slice blocks the event loop.
 _SLICE_S = 0.005
 #: Longest time for which requests wait for the copying when the broker stops, in seconds.
@@ -53,6 +55,8 @@ class Compaction(Feature):
         self._topics = context.topics
         self._remoting = context.remoting
         self._following = replication.following
+        #: Time of the next flush while messages are copied without a pause.
+        self._flush_at = 0.0
         jobs = context.jobs
         self._copying = jobs.repeating("copy messages of compaction topics", self._copy, _COPY_S)
         self._compacting = jobs.repeating("compact compaction topics", self._compact)
@@ -69,8 +73,10 @@ class Compaction(Feature):
         try:
             # Only messages that are flushed are copied.
             await log_flushed(self._store)
-            self._compaction.copy(_STOP_S, is_slave=self._context.is_slave)
-            await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+            try:
+                self._compaction.copy(_STOP_S, is_slave=self._context.is_slave)
+            finally:
+                await self._flush()
         except (OSError, StoreError) as e:
             log.error("messages of compaction topics are copied at the next start: %s", e)
 
@@ -85,13 +91,23 @@ class Compaction(Feature):
         if not self._topics.compacted:
             return _COPY_S
         is_slave = self._context.is_slave
-        if not self._compaction.copy(_SLICE_S, is_slave=is_slave):
+        try:
+            is_complete = self._compaction.copy(_SLICE_S, is_slave=is_slave)
+        except StoreError:
+            await self._flush()
+            raise
+        if not is_complete and monotonic() < self._flush_at:
             return _SLICE_S
-        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+        # The commit log can only be deleted up to the flushed copies.
+        await self._flush()
         if is_slave and (master := self._following.address) is not None:
             for missing in self._compaction.missing():
                 await self._copy_from(master, missing)
-        return _COPY_S
+        return _COPY_S if is_complete else _SLICE_S
+
+    async def _flush(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+        self._flush_at = monotonic() + _FLUSH_S
 
     async def _copy_from(self, master: str, missing: MissingMessages) -> None:
         """Copies messages from the master. Raises a GantryError."""
