@@ -154,6 +154,16 @@ def test_filters(open_compacted: OpenStore) -> None:
     assert result.next_begin_offset > 10
 
 
+def test_a_read_that_ends_at_the_end_of_the_copies(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(10):
+        put_key(store, f"key-{i}", b"%d" % i)
+    copy(store)
+    put_key(store, "later", b"x")
+    result = store.get(store.queue("state", 0), 5, 32, 1 << 20, None, lambda record: False, end=10)
+    assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
+
+
 def test_a_message_without_a_body_deletes_its_key(open_compacted: OpenStore) -> None:
     store = open_compacted()
     put_key(store, "deleted", b"value")
