@@ -213,3 +213,24 @@ async def test_a_slave_gets_the_messages_that_its_log_lacks(tmp_path: Path) -> N
         missing.log_min_offset = 60
         await run_again(replicas.slave.jobs, "copy messages of compaction topics")
         assert await pulled(await replicas.peer(1)) == await pulled(peer)
+
+
+async def test_a_slave_skips_no_messages_that_its_master_lacks_for_a_while(tmp_path: Path) -> None:
+    async with Replicas(tmp_path) as replicas:
+        peer = await replicas.peer()
+        await create(peer)
+        for i in range(10):
+            await put(peer, f"key-{i}", b"%d" % i)
+        await replicas.caught_up()
+        await copy_tables(replicas.slave)
+        await compact(replicas.slave)
+        compaction = replicas.slave.store.compaction
+        queue = replicas.slave.store.queue("state", 0)
+        compaction.delete([queue])
+        queue.log_min_offset = 10
+        replicas.master.store.delete_topic("state")
+        copying = replicas.slave.jobs.find("copy messages of compaction topics")
+        runs = copying.report.runs
+        copying.wake()
+        await until(lambda: copying.report.runs > runs + 1)
+        assert [(missing.begin, missing.end) for missing in compaction.missing()] == [(0, 10)]

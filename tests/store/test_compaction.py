@@ -397,6 +397,37 @@ def test_an_error_while_files_are_replaced(open_compacted: OpenStore, monkeypatc
     assert {**{i: b"%d" % i for i in range(193, 200)}, 200: b"x"}.items() <= found.items()
 
 
+def test_an_error_of_one_log_does_not_stop_the_compaction_of_others(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "key", b"%d" % i)
+    copy(store)
+
+    def failing(old: Path, new: Path) -> None:
+        if old.parent.name == "compacting" != new.parent.name:
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(store)
+        for i in range(200):
+            put_key(store, "key", b"%d" % i, queue_id=1)
+        copy(store)
+        first, second = store.compaction.compactors(NOW_MS)
+        with pytest.raises(StoreError, match="planted"):
+            list(first.steps())
+        list(second.steps())
+        second.give_up()
+    assert compact(store) > 100
+    assert len(content(store, 0)) < 50
+    assert len(content(store, 1)) < 50
+
+
 def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) -> None:
     store = open_compacted()
     for i in range(100):

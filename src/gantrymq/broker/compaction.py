@@ -14,7 +14,7 @@ from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.replication import Replication
-from gantrymq.errors import StoreError
+from gantrymq.errors import GantryError, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -101,8 +101,15 @@ class Compaction(Feature):
         # The commit log can only be deleted up to the flushed copies.
         await self._flush()
         if is_slave and (master := self._following.address) is not None:
+            problem: GantryError | None = None
             for missing in self._compaction.missing():
-                await self._copy_from(master, missing)
+                try:
+                    await self._copy_from(master, missing)
+                except GantryError as e:
+                    problem = problem or e
+            # The pause after an error would slow down the copying of other queues.
+            if problem is not None and is_complete:
+                raise problem
         return _COPY_S if is_complete else _SLICE_S
 
     async def _flush(self) -> None:
@@ -147,8 +154,8 @@ class Compaction(Feature):
                 for at, record in _positions(response.body)
             ]
             if following <= offset:
-                # The master has no messages before `end`.
-                following = end
+                # The master had these messages, so it can lack them for a short time only, for example after a change.
+                raise StoreError(f"the master {master} returned no message of {queue!r} from {offset} on")
             if not queue.exists or not self._context.is_slave:
                 return
             self._compaction.add(queue, records, min(following, end))

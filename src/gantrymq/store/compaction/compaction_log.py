@@ -66,6 +66,11 @@ class CompactionLog:
         return not self._segments
 
     @property
+    def is_replacing(self) -> bool:
+        """Whether an error has interrupted `replace`. Reads raise StoreError until `finish_replacing` has returned."""
+        return self._is_replacing
+
+    @property
     def min_offset(self) -> int:
         """The queue offset of the first message, or `end`."""
         return next((segment.first for segment in self._segments if segment.count), self.end)

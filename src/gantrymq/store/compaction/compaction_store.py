@@ -308,10 +308,9 @@ class CompactionStore:
     # -- compacting ---------------------------------------------------------------------------------------------
 
     def compactors(self, now_ms: int) -> Iterator[Compactor]:
-        """Yields a compaction for each log that has closed segments with new messages. Raises StoreError."""
+        """Yields a compaction for each log that is due (`Compactor.is_due`)."""
         config = self._config
         for queue, log in list(self._logs.items()):
-            log.finish_replacing()
             compactor = Compactor(
                 log,
                 self._positions.get(_name(queue), -1),
