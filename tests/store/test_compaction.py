@@ -18,6 +18,7 @@ from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.store import cleaner
 from gantrymq.store.compaction.compaction_store import file_sizes
+from gantrymq.store.compaction.segment import CopiedRecord
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -570,6 +571,35 @@ def test_a_slave_that_follows_another_master(tmp_path: Path, open_compacted: Ope
     assert content(slave) == content(second)
     copy(slave)
     assert content(slave) == content(second)
+
+
+def test_a_slave_requests_messages_that_a_crash_may_have_damaged(open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    while master.max_physical_offset < 2 * LOG_FILE:
+        put_key(master, "key", bytes(100))
+    slave.replica.begin_at(LOG_FILE)
+    follow(master, slave, lambda: BEHIND)
+    ((queue, begin, end),) = slave.compaction.missing()
+    assert begin == 0 < 100 < end
+    expected = content(master)
+    records = [
+        CopiedRecord(master.record_bytes(record.physical_offset), 0, record.store_timestamp, record.queue_offset)
+        for record in read_all(master, master.queue("state", 0))
+        if record.queue_offset < end
+    ]
+    slave.compaction.add(queue, records, end)
+    slave.compaction.flush()
+    assert slave.compaction.missing() == []
+    crash(slave)
+    slave = open_compacted("slave", is_slave=True)
+    # A slave without a master could become the master itself, so it keeps the messages.
+    assert slave.compaction.missing() == []
+    slave.compaction.cut_unsure()
+    ((queue, begin, new_end),) = slave.compaction.missing()
+    assert 0 < begin < new_end == end
+    slave.compaction.add(queue, records[begin:], end)
+    copy(slave)
+    assert content(slave) == expected
 
 
 def test_a_truncation_after_an_error_while_files_are_replaced(

@@ -101,6 +101,7 @@ class Compaction(Feature):
         # The commit log can only be deleted up to the flushed copies.
         await self._flush()
         if is_slave and (master := self._following.address) is not None:
+            self._compaction.cut_unsure()
             problem: GantryError | None = None
             for missing in self._compaction.missing():
                 try:

@@ -80,6 +80,8 @@ class CompactionStore:
         self._steps = 0
         #: Whether a queue has more messages to copy after the round.
         self._has_more = False
+        #: Queues whose copies from a queue offset on may be damaged by a crash, although the commit log lacks them.
+        self._unsure: dict[ConsumeQueue, int] = {}
         #: The error of each queue whose last step has failed.
         self._failing: dict[ConsumeQueue, StoreError] = {}
 
@@ -99,8 +101,11 @@ class CompactionStore:
             if isinstance(position, int) and position < log.end:
                 self._positions[_name(queue)] = position
             if was_aborted:
-                # These messages are copied again.
-                log.cut_unflushed(max(queue.log_min_offset, 0))
+                unsure_from = log.unsure_from
+                # These messages are copied again. The commit log lacks those before them.
+                log.cut(max(unsure_from, queue.log_min_offset if queue.max_offset else log.end))
+                if unsure_from < log.end:
+                    self._unsure[queue] = unsure_from
             if queue.max_offset:
                 log.cut(queue.max_offset)
             elif log.end:
@@ -245,6 +250,18 @@ class CompactionStore:
 
     # -- messages of a master -----------------------------------------------------------------------------------
 
+    def cut_unsure(self) -> None:
+        """Deletes the copies that a crash may have damaged and that the commit log lacks. Raises StoreError.
+
+        Call it on a slave that has a master: `missing` then returns them.
+        """
+        for queue, offset in list(self._unsure.items()):
+            log = self._logs[queue]
+            logger.warning("messages %d to %d of %r may be damaged by a crash", offset, log.end - 1, queue)
+            log.cut(offset)
+            queue.compaction_changed()
+            del self._unsure[queue]
+
     def missing(self) -> list[MissingMessages]:
         """Returns what a slave must read from its master: messages before its own commit log (`MessageFetcher`)."""
         missing = []
@@ -359,6 +376,7 @@ class CompactionStore:
             self._write_positions()
         for queue in queues:
             self._failing.pop(queue, None)
+            self._unsure.pop(queue, None)
             log = self._logs.pop(queue, None)
             if log is not None:
                 log.mark_deleted()
