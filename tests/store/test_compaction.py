@@ -653,6 +653,25 @@ def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, ope
     assert content(store) == {0: b"value", 1: b"later"}
 
 
+@pytest.mark.parametrize("written", [12, 20, 30])
+def test_a_unit_that_a_full_disk_has_cut_off(tmp_path: Path, open_compacted: OpenStore, written: int) -> None:
+    store = open_compacted()
+    for i in range(5):
+        put_key(store, f"key-{i}", b"%d" % i)
+    copy(store)
+    store.close()
+    path = tmp_path / "compaction" / "compactionCq" / "state" / "0" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[4 * 46 + written : 5 * 46] = bytes(46 - written)
+    path.write_bytes(data)
+    store = open_compacted()
+    expected = {i: b"%d" % i for i in range(5)}
+    assert content(store) == expected
+    expected[put_key(store, "key-5", b"5")] = b"5"
+    copy(store)
+    assert content(store) == expected
+
+
 def test_messages_without_keys_are_not_copied(open_compacted: OpenStore) -> None:
     store = open_compacted()
     put(store, store.queue("state", 0), b"no key")

@@ -77,7 +77,7 @@ class CompactionLog:
 
     @property
     def unsure_from(self) -> int:
-        """The queue offset from which records may be damaged after a crash: all segments but the last two are on disk."""
+        """The queue offset from which a crash may have damaged records: all segments but the last two are on disk."""
         return self._segments[-2:][0].first if self._segments else self.end
 
     @property
