@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicReque
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system import files
 
 
 def small(directory: Path) -> BrokerConfig:
@@ -123,6 +125,37 @@ async def test_the_state_survives_a_restart(tmp_path: Path) -> None:
             await broker.stop()
 
 
+async def test_copies_are_flushed_although_another_queue_cannot_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(small(tmp_path))
+    await broker.start()
+    remoting = RemotingClient()
+    log_of_0 = broker.config.store.store_path_root_dir / "compaction" / "compactionLog" / "state" / "0"
+    real = files.open
+
+    def full(path: Path | str, *arguments: int) -> int:
+        if log_of_0 in Path(path).parents:
+            raise OSError(errno.ENOSPC, "planted")
+        return real(path, *arguments)
+
+    try:
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await create(peer)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "open", full)
+            await put(peer, "key", b"0")
+            response = await peer.send("state", b"1", queue_id=1, properties={"KEYS": "key"})
+            assert response.code == ResponseCode.SUCCESS, response.remark
+            queue = broker.store.queue("state", 1)
+            await until(lambda: queue.compacted is not None and queue.compacted.flushed_end == 1)
+        await until(lambda: broker.store.queue("state", 0).compacted is not None)
+        assert await pulled(peer) == {0: b"0"}
+    finally:
+        await remoting.close()
+        await broker.stop()
+
+
 async def test_messages_without_a_key_are_refused(peer: Peer) -> None:
     await create(peer)
     for properties in ({}, {"KEYS": " "}):
@@ -180,3 +213,24 @@ async def test_a_slave_gets_the_messages_that_its_log_lacks(tmp_path: Path) -> N
         missing.log_min_offset = 60
         await run_again(replicas.slave.jobs, "copy messages of compaction topics")
         assert await pulled(await replicas.peer(1)) == await pulled(peer)
+
+
+async def test_a_slave_skips_no_messages_that_its_master_lacks_for_a_while(tmp_path: Path) -> None:
+    async with Replicas(tmp_path) as replicas:
+        peer = await replicas.peer()
+        await create(peer)
+        for i in range(10):
+            await put(peer, f"key-{i}", b"%d" % i)
+        await replicas.caught_up()
+        await copy_tables(replicas.slave)
+        await compact(replicas.slave)
+        compaction = replicas.slave.store.compaction
+        queue = replicas.slave.store.queue("state", 0)
+        compaction.delete([queue])
+        queue.log_min_offset = 10
+        replicas.master.store.delete_topic("state")
+        copying = replicas.slave.jobs.find("copy messages of compaction topics")
+        runs = copying.report.runs
+        copying.wake()
+        await until(lambda: copying.report.runs > runs + 1)
+        assert [(missing.begin, missing.end) for missing in compaction.missing()] == [(0, 10)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ import pytest
 from replica_support import BEHIND, follow
 from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, log_files, put, read_all, small_config
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.store import cleaner
 from gantrymq.store.compaction.compaction_store import file_sizes
+from gantrymq.store.compaction.segment import CopiedRecord
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -104,7 +106,7 @@ def test_the_last_message_of_each_key_stays(open_compacted: OpenStore) -> None:
     assert [expected[offset] for offset in range(193, 200)] == [found[offset] for offset in range(193, 200)]
     assert queue.min_offset == min(found)
     assert queue.max_offset == 200
-    assert store.compaction.needed_from() == store.max_physical_offset
+    assert store.compaction.needed_from(False) == store.max_physical_offset
 
 
 def test_a_read_continues_after_a_gap_and_returns_offsets_as_java_does(open_compacted: OpenStore) -> None:
@@ -151,6 +153,16 @@ def test_filters(open_compacted: OpenStore) -> None:
     result = store.get(queue, 10, 32, 1 << 20, None, lambda record: False)
     assert result.status is GetStatus.NO_MATCHED_MESSAGE
     assert result.next_begin_offset > 10
+
+
+def test_a_read_that_ends_at_the_end_of_the_copies(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    for i in range(10):
+        put_key(store, f"key-{i}", b"%d" % i)
+    copy(store)
+    put_key(store, "later", b"x")
+    result = store.get(store.queue("state", 0), 5, 32, 1 << 20, None, lambda record: False, end=10)
+    assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
 
 
 def test_a_message_without_a_body_deletes_its_key(open_compacted: OpenStore) -> None:
@@ -220,6 +232,62 @@ def test_the_commit_log_is_deleted_and_the_last_messages_stay(tmp_path: Path, op
     assert put_key(store, "second", b"later") == 1
     copy(store)
     assert content(store) == {0: b"value", 1: b"later"}
+
+
+def test_queues_take_turns(open_compacted: OpenStore) -> None:
+    store = open_compacted()
+    queues = [store.queue("state", queue_id) for queue_id in range(3)]
+    for _ in range(2000):
+        put_key(store, "key", b"x")
+    for queue_id in (1, 2):
+        put_key(store, "key", b"x", queue_id=queue_id)
+    flushed(store)
+    while any(queue.compacted is None for queue in queues):
+        assert not store.compaction.copy(0.0)
+    assert queues[0].compacted is not None
+    assert queues[0].compacted.end < 2000
+    put_key(store, "key", b"y", queue_id=1)
+    copy(store)
+    assert [queue.compacted.end for queue in queues if queue.compacted is not None] == [2000, 2, 1]
+
+
+def test_a_queue_that_cannot_be_copied(
+    tmp_path: Path, open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted(file_reserved_time=0)
+    other = store.queue("other", 0)
+    for queue_id in range(2):
+        put_key(store, "key", b"value", queue_id=queue_id)
+    while len(log_files(tmp_path)) < 4:
+        put(store, other, bytes(1000))
+    flushed(store)
+    real = files.open
+    log_of_0 = tmp_path / "compaction" / "compactionLog" / "state" / "0"
+
+    def full(path: Path | str, *arguments: int) -> int:
+        if log_of_0 in Path(path).parents:
+            raise OSError(errno.ENOSPC, "planted")
+        return real(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open", full)
+        with pytest.raises(StoreFull, match="planted"):
+            store.compaction.copy(60.0)
+        store.compaction.flush()
+        assert store.compaction.needed_from(False) == 0
+        store.delete_expired_soon()
+        store.clean(NOW_MS)
+        assert store.min_physical_offset == 0
+        # The copying cannot continue before space is free.
+        patch.setattr(cleaner, "used_percent", lambda path: 95.0)
+        while store.clean(NOW_MS):
+            flush_queues(store)
+        assert store.min_physical_offset > LOG_FILE
+    store.clean(NOW_MS)
+    assert content(store, 1) == {0: b"value"}
+    assert put_key(store, "key", b"later") == 1
+    copy(store)
+    assert content(store) == {1: b"later"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -328,6 +396,37 @@ def test_an_error_while_files_are_replaced(open_compacted: OpenStore, monkeypatc
     compact(store)
     found = content(store)
     assert {**{i: b"%d" % i for i in range(193, 200)}, 200: b"x"}.items() <= found.items()
+
+
+def test_an_error_of_one_log_does_not_stop_the_compaction_of_others(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_compacted()
+    for i in range(200):
+        put_key(store, "key", b"%d" % i)
+    copy(store)
+
+    def failing(old: Path, new: Path) -> None:
+        if old.parent.name == "compacting" != new.parent.name:
+            raise OSError("planted")
+        rename(old, new)
+
+    rename = files.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", failing)
+        with pytest.raises(StoreError, match="planted"):
+            compact(store)
+        for i in range(200):
+            put_key(store, "key", b"%d" % i, queue_id=1)
+        copy(store)
+        first, second = store.compaction.compactors(NOW_MS)
+        with pytest.raises(StoreError, match="planted"):
+            list(first.steps())
+        list(second.steps())
+        second.give_up()
+    assert compact(store) > 100
+    assert len(content(store, 0)) < 50
+    assert len(content(store, 1)) < 50
 
 
 def test_a_deleted_topic_begins_anew(tmp_path: Path, open_compacted: OpenStore) -> None:
@@ -474,6 +573,35 @@ def test_a_slave_that_follows_another_master(tmp_path: Path, open_compacted: Ope
     assert content(slave) == content(second)
 
 
+def test_a_slave_requests_messages_that_a_crash_may_have_damaged(open_compacted: OpenStore) -> None:
+    master, slave = open_compacted("master"), open_compacted("slave", is_slave=True)
+    while master.max_physical_offset < 2 * LOG_FILE:
+        put_key(master, "key", bytes(100))
+    slave.replica.begin_at(LOG_FILE)
+    follow(master, slave, lambda: BEHIND)
+    ((queue, begin, end),) = slave.compaction.missing()
+    assert begin == 0 < 100 < end
+    expected = content(master)
+    records = [
+        CopiedRecord(master.record_bytes(record.physical_offset), 0, record.store_timestamp, record.queue_offset)
+        for record in read_all(master, master.queue("state", 0))
+        if record.queue_offset < end
+    ]
+    slave.compaction.add(queue, records, end)
+    slave.compaction.flush()
+    assert slave.compaction.missing() == []
+    crash(slave)
+    slave = open_compacted("slave", is_slave=True)
+    # A slave without a master could become the master itself, so it keeps the messages.
+    assert slave.compaction.missing() == []
+    slave.compaction.cut_unsure()
+    ((queue, begin, new_end),) = slave.compaction.missing()
+    assert 0 < begin < new_end == end
+    slave.compaction.add(queue, records[begin:], end)
+    copy(slave)
+    assert content(slave) == expected
+
+
 def test_a_truncation_after_an_error_while_files_are_replaced(
     open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +651,25 @@ def test_lost_queue_files_do_not_lose_the_compacted_messages(tmp_path: Path, ope
     assert content(store) == {0: b"value"}
     assert put_key(store, "first", b"later") == 1
     assert content(store) == {0: b"value", 1: b"later"}
+
+
+@pytest.mark.parametrize("written", [12, 20, 30])
+def test_a_unit_that_a_full_disk_has_cut_off(tmp_path: Path, open_compacted: OpenStore, written: int) -> None:
+    store = open_compacted()
+    for i in range(5):
+        put_key(store, f"key-{i}", b"%d" % i)
+    copy(store)
+    store.close()
+    path = tmp_path / "compaction" / "compactionCq" / "state" / "0" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[4 * 46 + written : 5 * 46] = bytes(46 - written)
+    path.write_bytes(data)
+    store = open_compacted()
+    expected = {i: b"%d" % i for i in range(5)}
+    assert content(store) == expected
+    expected[put_key(store, "key-5", b"5")] = b"5"
+    copy(store)
+    assert content(store) == expected
 
 
 def test_messages_without_keys_are_not_copied(open_compacted: OpenStore) -> None:

@@ -14,7 +14,7 @@ from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.replication import Replication
-from gantrymq.errors import StoreError
+from gantrymq.errors import GantryError, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -34,6 +34,8 @@ log = peer_log(__name__)
 
 #: Interval of the copying, in seconds.
 _COPY_S = 1.0
+#: Interval of the flushes while messages are copied without a pause, in seconds.
+_FLUSH_S = 1.0
 #: Length of one slice of work, and of the pause after it, in seconds. A slice blocks the event loop.
 _SLICE_S = 0.005
 #: Longest time for which requests wait for the copying when the broker stops, in seconds.
@@ -53,6 +55,8 @@ class Compaction(Feature):
         self._topics = context.topics
         self._remoting = context.remoting
         self._following = replication.following
+        #: Time of the next flush while messages are copied without a pause.
+        self._flush_at = 0.0
         jobs = context.jobs
         self._copying = jobs.repeating("copy messages of compaction topics", self._copy, _COPY_S)
         self._compacting = jobs.repeating("compact compaction topics", self._compact)
@@ -69,8 +73,10 @@ class Compaction(Feature):
         try:
             # Only messages that are flushed are copied.
             await log_flushed(self._store)
-            self._compaction.copy(_STOP_S, is_slave=self._context.is_slave)
-            await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+            try:
+                self._compaction.copy(_STOP_S, is_slave=self._context.is_slave)
+            finally:
+                await self._flush()
         except (OSError, StoreError) as e:
             log.error("messages of compaction topics are copied at the next start: %s", e)
 
@@ -85,13 +91,31 @@ class Compaction(Feature):
         if not self._topics.compacted:
             return _COPY_S
         is_slave = self._context.is_slave
-        if not self._compaction.copy(_SLICE_S, is_slave=is_slave):
+        try:
+            is_complete = self._compaction.copy(_SLICE_S, is_slave=is_slave)
+        except StoreError:
+            await self._flush()
+            raise
+        if not is_complete and monotonic() < self._flush_at:
             return _SLICE_S
-        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+        # The commit log can only be deleted up to the flushed copies.
+        await self._flush()
         if is_slave and (master := self._following.address) is not None:
+            self._compaction.cut_unsure()
+            problem: GantryError | None = None
             for missing in self._compaction.missing():
-                await self._copy_from(master, missing)
-        return _COPY_S
+                try:
+                    await self._copy_from(master, missing)
+                except GantryError as e:
+                    problem = problem or e
+            # The pause after an error would slow down the copying of other queues.
+            if problem is not None and is_complete:
+                raise problem
+        return _COPY_S if is_complete else _SLICE_S
+
+    async def _flush(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._compaction.flush)
+        self._flush_at = monotonic() + _FLUSH_S
 
     async def _copy_from(self, master: str, missing: MissingMessages) -> None:
         """Copies messages from the master. Raises a GantryError."""
@@ -131,8 +155,8 @@ class Compaction(Feature):
                 for at, record in _positions(response.body)
             ]
             if following <= offset:
-                # The master has no messages before `end`.
-                following = end
+                # The master had these messages, so it can lack them for a short time only, for example after a change.
+                raise StoreError(f"the master {master} returned no message of {queue!r} from {offset} on")
             if not queue.exists or not self._context.is_slave:
                 return
             self._compaction.add(queue, records, min(following, end))

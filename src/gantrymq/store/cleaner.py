@@ -40,9 +40,12 @@ class Cleaner:
         queues: QueueTable,
         index: MessageIndex,
         trash: Trash,
-        needed_from: Callable[[], int],
+        needed_from: Callable[[bool], int],
     ) -> None:
-        """Creates a cleaner. Log files from the physical offset `needed_from` on are never deleted."""
+        """Creates a cleaner. Log files from the physical offset `needed_from(is_full)` on are never deleted.
+
+        `is_full` is whether the disk is so full that messages are rejected.
+        """
         self.retention = Retention(config)
         self.stale: deque[ConsumeQueue] = deque()
         self._config = config
@@ -88,7 +91,7 @@ class Cleaner:
                 raise StoreError(self._trash.problem)
             # This also counts files that the flusher's thread deletes before this round ends.
             return True
-        path = self._log.forget_first(cleaning.before_ms, self._needed_from)
+        path = self._log.forget_first(cleaning.before_ms, lambda: self._needed_from(cleaning.is_full))
         if path is None:
             self.retention.is_asked = False
             return False

@@ -392,6 +392,8 @@ class MessageStore:
                 return result
             # The following messages were not copied yet. On a slave, its log may begin after them.
             offset = result.next_begin_offset = max(compacted.end, queue.log_min_offset)
+            if end is not None and offset >= end:
+                return result
         if max_offset == 0:
             result.status, result.next_begin_offset = GetStatus.NO_MESSAGE_IN_QUEUE, 0
         elif offset < min_offset:

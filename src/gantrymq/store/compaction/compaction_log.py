@@ -66,9 +66,19 @@ class CompactionLog:
         return not self._segments
 
     @property
+    def is_replacing(self) -> bool:
+        """Whether an error has interrupted `replace`. Reads raise StoreError until `finish_replacing` has returned."""
+        return self._is_replacing
+
+    @property
     def min_offset(self) -> int:
         """The queue offset of the first message, or `end`."""
         return next((segment.first for segment in self._segments if segment.count), self.end)
+
+    @property
+    def unsure_from(self) -> int:
+        """The queue offset from which a crash may have damaged records: all segments but the last two are on disk."""
+        return self._segments[-2:][0].first if self._segments else self.end
 
     @property
     def closed_segments(self) -> list[Segment]:
@@ -115,14 +125,6 @@ class CompactionLog:
         self.end = min(self.end, queue_offset)
         self.flushed_end = min(self.flushed_end, queue_offset)
         self._on_cut(self.end)
-
-    def cut_unflushed(self, queue_offset: int) -> None:
-        """Deletes the records from a queue offset on that may not be on disk after a crash. Raises StoreError.
-
-        All segments but the last two ones are on disk.
-        """
-        if self._segments:
-            self.cut(max(queue_offset, self._segments[-2:][0].first))
 
     # -- writing ------------------------------------------------------------------------------------------------
 

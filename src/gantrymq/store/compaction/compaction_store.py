@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 #: Maximum number of messages, and of bytes, that one step copies. It takes about 1 ms.
 _COPIED_AT_ONCE = 50
 _BYTES_AT_ONCE = 1 << 20
+#: Maximum number of steps of one queue before the other queues follow.
+_STEPS_OF_QUEUE = 20
 _LOGS, _UNITS = "compactionLog", "compactionCq"
 
 
@@ -72,6 +75,15 @@ class CompactionStore:
         #: "TOPIC_QUEUE" -> queue offset of the last compacted message (`CompactionPositionMgr`).
         self._positions: dict[str, int] = {}
         self._position_file = JsonConfigFile(self._root / "position-checkpoint")
+        #: The remaining queues of the current round of copying. The first one has had `_steps` steps.
+        self._round: deque[ConsumeQueue] = deque()
+        self._steps = 0
+        #: Whether a queue has more messages to copy after the round.
+        self._has_more = False
+        #: Queues whose copies from a queue offset on may be damaged by a crash, although the commit log lacks them.
+        self._unsure: dict[ConsumeQueue, int] = {}
+        #: The error of each queue whose last step has failed.
+        self._failing: dict[ConsumeQueue, StoreError] = {}
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -89,8 +101,11 @@ class CompactionStore:
             if isinstance(position, int) and position < log.end:
                 self._positions[_name(queue)] = position
             if was_aborted:
-                # These messages are copied again.
-                log.cut_unflushed(max(queue.log_min_offset, 0))
+                unsure_from = log.unsure_from
+                # These messages are copied again. The commit log lacks those before them.
+                log.cut(max(unsure_from, queue.log_min_offset if queue.max_offset else log.end))
+                if unsure_from < log.end:
+                    self._unsure[queue] = unsure_from
             if queue.max_offset:
                 log.cut(queue.max_offset)
             elif log.end:
@@ -130,20 +145,47 @@ class CompactionStore:
     def copy(self, seconds: float, *, is_slave: bool = False) -> bool:
         """Copies messages for about this time. Returns whether all are copied. Raises StoreFull or StoreError.
 
-        If an error occurs, the other queues are copied first. On a slave, messages that its log lacks are not skipped:
-        see `missing`.
+        The queues take turns, and the next call continues with the next queue. An error is raised when the messages of
+        all other queues are copied. On a slave, messages that its log lacks are not skipped: see `missing`.
         """
         deadline = monotonic() + seconds
-        problem: StoreError | None = None
-        for queue in self._compacted():
-            try:
-                while self._copy_some(queue, is_slave=is_slave):
-                    if monotonic() >= deadline:
-                        return False
-            except StoreError as e:
-                problem = problem or e
-        if problem is not None:
-            raise problem
+        is_complete = False
+        while True:
+            is_new = not self._round
+            if is_new:
+                self._round.extend(self._compacted())
+                self._has_more = False
+            if not self._copy_round(deadline, is_slave=is_slave):
+                is_complete = is_complete and not self._has_more
+                break
+            is_complete = not self._has_more
+            # Messages may have come to the first queues of a round that began in an earlier call.
+            if (is_complete and is_new) or monotonic() >= deadline:
+                break
+        if is_complete and self._failing:
+            raise next(iter(self._failing.values()))
+        return is_complete
+
+    def _copy_round(self, deadline: float, *, is_slave: bool) -> bool:
+        """Continues the current round. Returns whether it has ended."""
+        while self._round:
+            queue = self._round[0]
+            has_more = False
+            if self._queues.find(queue.topic, queue.queue_id) is queue:
+                try:
+                    has_more = self._copy_some(queue, is_slave=is_slave)
+                    self._failing.pop(queue, None)
+                except StoreError as e:
+                    if queue not in self._failing:
+                        logger.error("messages of %r can't be copied for the compaction: %s", queue, e)
+                    self._failing[queue] = e
+            self._steps += 1
+            if not has_more or self._steps >= _STEPS_OF_QUEUE:
+                self._has_more |= has_more
+                self._steps = 0
+                self._round.popleft()
+            if monotonic() >= deadline:
+                return not self._round
         return True
 
     def _compacted(self) -> Iterator[ConsumeQueue]:
@@ -208,6 +250,18 @@ class CompactionStore:
 
     # -- messages of a master -----------------------------------------------------------------------------------
 
+    def cut_unsure(self) -> None:
+        """Deletes the copies that a crash may have damaged and that the commit log lacks. Raises StoreError.
+
+        Call it on a slave that has a master: `missing` then returns them.
+        """
+        for queue, offset in list(self._unsure.items()):
+            log = self._logs[queue]
+            logger.warning("messages %d to %d of %r may be damaged by a crash", offset, log.end - 1, queue)
+            log.cut(offset)
+            queue.compaction_changed()
+            del self._unsure[queue]
+
     def missing(self) -> list[MissingMessages]:
         """Returns what a slave must read from its master: messages before its own commit log (`MessageFetcher`)."""
         missing = []
@@ -228,33 +282,52 @@ class CompactionStore:
     # -- flushing -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Flushes all logs to disk. May run in a thread. Raises StoreError or SyncFailed."""
-        self.save()
+        """Flushes all logs to disk. May run in a thread. Raises StoreError or SyncFailed.
+
+        If an error occurs, the other logs are flushed first.
+        """
+        problem: StoreError | None = None
         for log in list(self._logs.values()):
             if log.flushed_end < log.end:
                 try:
                     log.flush()
                 except OSError as e:
-                    raise store_error(e, f"can't flush {log!r}") from e
+                    problem = problem or store_error(e, f"can't flush {log!r}")
+                except StoreError as e:
+                    problem = problem or e
+        self.save()
+        if problem is not None:
+            raise problem
 
-    def needed_from(self) -> int:
-        """Returns the physical offset from which the commit log is needed for copying, or its end."""
+    def needed_from(self, is_full: bool) -> int:
+        """Returns the physical offset from which the commit log is needed for copying, or its end.
+
+        If the disk is full, it is not needed for queues that cannot be copied. Their copying may need the space that
+        the deletion of the log frees.
+        """
         needed = self._commit_log.position
         for queue in self._compacted():
             log = self._logs.get(queue)
             copied = max(0 if log is None else log.flushed_end, queue.log_min_offset)
             unit = queue.peek(copied)
             if unit is not None and unit[1] != FILLER_SIZE:
+                if is_full and queue in self._failing:
+                    logger.error(
+                        "the disk is full: messages of %r from %d on may be deleted, although they are not copied: %s",
+                        queue,
+                        copied,
+                        self._failing[queue],
+                    )
+                    continue
                 needed = min(needed, unit[0])
         return needed
 
     # -- compacting ---------------------------------------------------------------------------------------------
 
     def compactors(self, now_ms: int) -> Iterator[Compactor]:
-        """Yields a compaction for each log that has closed segments with new messages. Raises StoreError."""
+        """Yields a compaction for each log that is due (`Compactor.is_due`)."""
         config = self._config
         for queue, log in list(self._logs.items()):
-            log.finish_replacing()
             compactor = Compactor(
                 log,
                 self._positions.get(_name(queue), -1),
@@ -302,6 +375,8 @@ class CompactionStore:
                 del self._positions[name]
             self._write_positions()
         for queue in queues:
+            self._failing.pop(queue, None)
+            self._unsure.pop(queue, None)
             log = self._logs.pop(queue, None)
             if log is not None:
                 log.mark_deleted()

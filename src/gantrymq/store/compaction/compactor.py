@@ -55,7 +55,11 @@ class Compactor:
 
     @property
     def is_due(self) -> bool:
-        """Whether the closed segments have new messages."""
+        """Whether the closed segments have new messages, or the last compaction was interrupted by an error."""
+        return self._log.is_replacing or self._has_new
+
+    @property
+    def _has_new(self) -> bool:
         return bool(self._old) and self._old[-1].last > self._begin
 
     def __repr__(self) -> str:
@@ -71,7 +75,15 @@ class Compactor:
         return self._version == self._log.version and not self._log.is_deleted
 
     def steps(self) -> Iterator[None]:
-        """Writes the new segments, with a step for each message. Raises StoreFull or StoreError."""
+        """Writes the new segments, with a step for each message. Raises StoreFull or StoreError.
+
+        Completes an interrupted compaction before.
+        """
+        if self._log.is_replacing:
+            self._log.finish_replacing()
+            self._old = self._log.closed_segments
+        if not self._has_new:
+            return
         self._log.delete_compacting()
         yield from self._collect_keys()
         for segment in self._old:

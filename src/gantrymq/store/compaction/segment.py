@@ -113,7 +113,17 @@ class Segment:
                 )
         count = self._sizes.units // SPARSE_UNIT_SIZE
         low = self._first(count, lambda unit: unit.size <= 0 or unit.physical_offset < self.base)
+        while low and not self._is_whole(low - 1):
+            logger.warning("%s: unit %d is incomplete and dropped", self.unit_path, low - 1)
+            low -= 1
         self._set_count(low)
+
+    def _is_whole(self, number: int) -> bool:
+        """Whether a unit and its record were written completely. On a full disk, a write can end anywhere."""
+        unit = self.unit(number)
+        if number and unit.queue_offset <= self.unit(number - 1).queue_offset:
+            return False
+        return self.read([unit])[0] is not None
 
     def _set_count(self, count: int) -> None:
         self.count = count
