@@ -16,7 +16,7 @@ from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, lo
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.store import cleaner
+from gantrymq.store import retention
 from gantrymq.store.compaction.compaction_store import file_sizes
 from gantrymq.store.compaction.segment import CopiedRecord
 from gantrymq.store.config import StoreConfig
@@ -33,7 +33,7 @@ OpenStore = Callable[..., MessageStore]
 
 @pytest.fixture
 def open_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
+    monkeypatch.setattr(retention, "used_percent", lambda path: 10.0)
     opened: list[MessageStore] = []
 
     def open_store(directory: str = "", *, is_slave: bool = False, **options: Any) -> MessageStore:
@@ -279,7 +279,7 @@ def test_a_queue_that_cannot_be_copied(
         store.clean(NOW_MS)
         assert store.min_physical_offset == 0
         # The copying cannot continue before space is free.
-        patch.setattr(cleaner, "used_percent", lambda path: 95.0)
+        patch.setattr(retention, "used_percent", lambda path: 95.0)
         while store.clean(NOW_MS):
             flush_queues(store)
         assert store.min_physical_offset > LOG_FILE

@@ -412,7 +412,7 @@ def test_refused_messages_are_not_kept(store, why, monkeypatch):
     queue = store.queue("T", 0)
     put(store, queue, b"x")
     if why == "full":
-        monkeypatch.setattr("gantrymq.store.cleaner.used_percent", lambda path: 99.0)
+        monkeypatch.setattr("gantrymq.store.retention.used_percent", lambda path: 99.0)
         store.clean(0)
     else:
         error = OSError(errno.EMFILE, "Too many open files") if why == "can't flush" else SyncFailed("failed")

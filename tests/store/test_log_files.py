@@ -13,7 +13,7 @@ from store_support import LOG_FILE, crash, finish, flush_queues_soon, flushed, l
 from wait_until import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner
+from gantrymq.store import retention
 from gantrymq.store.checkpoint import load_checkpoint, save_checkpoint
 from gantrymq.system import files
 
@@ -52,7 +52,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
     assert len(finish(store.keys.find_by_key("T0", "k0", 0, 1 << 62, 10))) == 1
     flushed(store)
     store.delete_topic("T1")
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: 86.0)
+    monkeypatch.setattr(retention, "used_percent", lambda path: 86.0)
     wait_until(lambda: not store.clean(0))
     assert store.min_physical_offset > LOG_FILE
     assert sum(store.delete_expired_queues()) > 10

@@ -25,7 +25,7 @@ from wait_until import wait_until
 
 from gantrymq.errors import ConfigError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
-from gantrymq.store import cleaner, message_store, message_writer
+from gantrymq.store import message_store, message_writer, retention
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -103,7 +103,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(cleaner, "used_percent", disk)
+    monkeypatch.setattr(retention, "used_percent", disk)
     return disk
 
 
@@ -439,7 +439,7 @@ def test_a_disk_that_cannot_tell_how_full_it_is(store, disk, round_time, monkeyp
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cleaner, "used_percent", fails)
+        patch.setattr(retention, "used_percent", fails)
         with pytest.raises(StoreError, match="Input/output error"):
             store.clean(at_hour(9))
     assert store.queue("T", 2).min_offset > 0

@@ -20,7 +20,7 @@ from store_support import finish, flushed, limit_entries_read, mapped_files, ope
 from wait_until import wait_until
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, index_file
+from gantrymq.store import index_file, retention
 from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, read_header
 from gantrymq.store.index_keys import KeyHash
 from gantrymq.store.mapped_file import MappedFile
@@ -133,7 +133,7 @@ def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
     """
     rng = random.Random(seed)
     used = 10.0
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: used)
+    monkeypatch.setattr(retention, "used_percent", lambda path: used)
     store = open_store(tmp_path, max_msgs_num_batch=1_000_000, flush_interval_commit_log_ms=1)
     queue = store.queue("T", 0)
     expected: list[int] = []

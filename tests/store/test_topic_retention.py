@@ -23,7 +23,7 @@ from store_support import (
 )
 
 from gantrymq.errors import StoreError
-from gantrymq.store import cleaner, message_writer
+from gantrymq.store import message_writer, retention
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -55,7 +55,7 @@ OpenStore = Callable[[], MessageStore]
 @pytest.fixture
 def open_limited(tmp_path: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
     # The log's own retention deletes files only if a test fills the disk.
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
+    monkeypatch.setattr(retention, "used_percent", lambda path: 10.0)
     opened: list[MessageStore] = []
 
     def open_store() -> MessageStore:
@@ -307,12 +307,12 @@ def test_together_with_the_retention_of_the_log(tmp_path, store, topics, clock, 
     run(store, clock.now_ms)
     first = queue.min_offset
     assert queue.max_offset - first == 20
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: 86.0)
+    monkeypatch.setattr(retention, "used_percent", lambda path: 86.0)
     while store.min_physical_offset < 2 * store.config.mapped_file_size_commit_log:
         store.clean(clock.now_ms)
         assert store.get(queue, 0, 32, 1 << 20).next_begin_offset == first
         assert store.get(free, 0, 32, 1 << 20).next_begin_offset < first
-    monkeypatch.setattr(cleaner, "used_percent", lambda path: 10.0)
+    monkeypatch.setattr(retention, "used_percent", lambda path: 10.0)
     run(store, clock.now_ms)
     assert queue.min_offset == first
     assert 0 < free.min_offset < first

@@ -9,13 +9,14 @@ from itertools import islice
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.topic_name import is_system_topic
+from gantrymq.store import retention
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.refusal import Refusal
-from gantrymq.store.retention import Retention, used_percent
+from gantrymq.store.retention import Retention
 from gantrymq.store.trash import Trash
 from gantrymq.system.clock import monotonic
 
@@ -82,7 +83,7 @@ class Cleaner:
     def _delete_log(self, now_ms: int) -> bool:
         """Deletes the oldest log file if it expired. Returns whether more may follow. Raises OSError or StoreError."""
         config = self._config
-        used = max(self._log.paths.used_percent(), used_percent(config.consume_queue_directory))
+        used = max(self._log.paths.used_percent(), retention.used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
         self._pause(used if cleaning.is_full else None)
         if self._trash:

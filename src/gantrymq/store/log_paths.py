@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import BLANK_SIZE
+from gantrymq.store import retention
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.mapped_file import list_files
-from gantrymq.store.retention import used_percent
 from gantrymq.system import clock, files
 
 log = logging.getLogger(__name__)
@@ -122,12 +122,12 @@ class LogPaths:
         The used percentage decides which directories get new files until the next call.
         """
         if not self.has_several:
-            return used_percent(self.all[0])
+            return retention.used_percent(self.all[0])
         self._end_failures()
         used: dict[Path, float] = {}
         for path in self.writable:
             try:
-                used[path] = used_percent(path)
+                used[path] = retention.used_percent(path)
             except OSError as e:
                 if path not in self._failures:
                     log.error("the disk of %s can't be measured: %s", path, e.strerror or e)
