@@ -76,7 +76,7 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("+message.type=FIF0", "must be UNSPECIFIED or NORMAL"),
         ("+message.type=fifo", "must be"),
         ("+message.type=", "must be"),
-        ("+message.typ=FIFO", "unknown, must be cleanup.policy or message.type"),
+        ("+message.typ=FIFO", "unknown, must be cleanup.policy or deduplication.window.ms or message.type"),
         ("message.type=FIFO", "sets an attribute"),
         ("+=FIFO", "sets an attribute"),
         ("+message-type=FIFO", "sets an attribute"),

@@ -20,11 +20,20 @@ from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, Subs
 from gantrymq.protocol.bodies.pop import MODE_POP, RequestMode
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.properties import DEDUPLICATE_ID
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.system.clock import now_ms
 
 DOCS = Path(__file__).parents[2] / "docs" / "store.md"
-CAN_BE_REBUILT = ("consumerFilter.json", "consumerOrderInfo.json", "gantryWriters.json", "timermetrics", "timercheck")
+CAN_BE_REBUILT = (
+    "consumerFilter.json",
+    "consumerOrderInfo.json",
+    "gantryDeduplication.json",
+    "gantryWriters.json",
+    "timermetrics",
+    "timercheck",
+)
 CANNOT = (
     "topics.json",
     "subscriptionGroup.json",
@@ -45,6 +54,17 @@ async def use_everything(directory: Path, remoting: RemotingClient) -> None:
     for properties in ({}, {"DELAY": "1"}, {"TIMER_DELIVER_MS": str(now_ms() + 3600_000)}):
         assert (await peer.send("orders", b"x", properties=properties)).code == ResponseCode.SUCCESS
     assert (await Writer(remoting, broker.port).send(numbered(0))).code == ResponseCode.SUCCESS
+    window = CreateTopicRequestHeader(
+        topic="once",
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        attributes="+deduplication.window.ms=60000",
+    )
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, window)).code == ResponseCode.SUCCESS
+    once = await peer.send("once", b"x", queue_id=0, properties={DEDUPLICATE_ID: "a"})
+    assert once.code == ResponseCode.SUCCESS
     sql = SubscriptionData("orders", sub_string="a = 1", expression_type="SQL92", sub_version=1)
     consumer = ConsumerData("poppers", subscription_data_set=[sql])
     body = encode_json(HeartbeatData(client_id="me", consumer_data_set=[consumer]))
