@@ -40,7 +40,7 @@ class Call:
 
     run: Callable[[], int]
     broker: int | None = None
-    #: Of each round: the figures in the order of HEADER.
+    #: One tuple for each round, with the values of the columns HEADER[2:] in this order.
     figures: list[tuple[float, ...]] = field(default_factory=list)
 
 

@@ -62,7 +62,7 @@ class GrpcClient(ProxyClient):
                 fields |= self._decode(payload)
             elif kind == frames.DATA and stream_id == mine:
                 body += payload
-                # Replaces what was used of the windows.
+                # Lets the proxy send as many bytes again on this connection (HTTP/2 flow control).
                 if payload:
                     self._writer.write(frames.window_update(0, len(payload)))
             elif kind == frames.PING and not flags & frames.ACK:

@@ -19,7 +19,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.lifecycle import Lifecycle
-from gantrymq.client.options import TransportOptions, option, takes
+from gantrymq.client.options import NAME_SERVERS_DOC, TransportOptions, option, takes
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, RequestTimeout
@@ -55,12 +55,7 @@ class KeyValueEntry(NamedTuple):
 class KeyValueOptions(TransportOptions):
     """Options of `KeyValue`."""
 
-    name_servers: Sequence[str] | str = field(
-        metadata={
-            "doc": "NameServers: a list of HOST:PORT, one string with `;` between them, or the URL of a page that "
-            "lists them."
-        }
-    )
+    name_servers: Sequence[str] | str = field(metadata={"doc": NAME_SERVERS_DOC})
     topic: str = field(metadata={"doc": "A topic with `cleanup.policy=COMPACTION`."})
     _: KW_ONLY
     group: str = option("gantry-key-value", "Name of the producer and consumer group. It has no committed offsets.")

@@ -86,16 +86,17 @@ class TransportOptions(Options):
             raise ClientError(f"hooks={self.hooks!r}: must be a list, also for one hook")
 
 
+#: Documentation of the option `name_servers`.
+NAME_SERVERS_DOC = (
+    "NameServers: a list of HOST:PORT, one string with `;` between them, or the URL of a page that lists them."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientOptions(TransportOptions):
     """Options of producers and consumers."""
 
-    name_servers: Sequence[str] | str = field(
-        metadata={
-            "doc": "NameServers: a list of HOST:PORT, one string with `;` between them, or the URL of a page that "
-            "lists them."
-        }
-    )
+    name_servers: Sequence[str] | str = field(metadata={"doc": NAME_SERVERS_DOC})
     group: str = field(metadata={"doc": "Name of the group."})
     _: KW_ONLY
     namespace: str = option("", "Prefix of topics and of the group.")

@@ -70,7 +70,7 @@ class PendingRequests:
         return True
 
     def find(self, opaque: int) -> Waiting | None:
-        """Returns what waits for the response to a pending request."""
+        """Returns the receiver of the response to a pending request, or None if no such request is pending."""
         pending = self._pending.get(opaque)
         return None if pending is None else pending.waiting
 

@@ -19,7 +19,7 @@ from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.compaction.compaction_store import CompactionStore
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue, units_before
+from gantrymq.store.consume_queue import FILLER_SIZE, ConsumeQueue, LoadedQueue, units_before
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback
@@ -134,7 +134,7 @@ class MessageStore:
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
                 loaded = self._queues.load(is_closed=not directory.was_aborted)
-                self._check_log_is_there(was_aborted=directory.was_aborted)
+                self._check_log_is_there(loaded.values(), was_aborted=directory.was_aborted)
                 self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
                 recovery = Recovery(self._log, self._queues, loaded, delays_ms, config.force_verify_prop_crc, progress)
@@ -162,11 +162,10 @@ class MessageStore:
             self._open = stack.pop_all()
         self._drop_torn()
 
-    def _check_log_is_there(self, *, was_aborted: bool) -> None:
+    def _check_log_is_there(self, loaded: Collection[LoadedQueue], *, was_aborted: bool) -> None:
         """Raises StoreError if queues have messages but the log or its end is missing. Recovery would drop them."""
         if self._log.may_lack_end and not was_aborted:
-            last_units = (queue.peek(queue.max_offset - 1) for queue in self._queues)
-            self._log.check_end(max((unit[0] for unit in last_units if unit is not None), default=-1))
+            self._log.check_end(max((queue.last[0] for queue in loaded if queue.last is not None), default=-1))
         if self._log.was_missing and any(queue.max_offset for queue in self._queues):
             config = self.config
             raise StoreError(

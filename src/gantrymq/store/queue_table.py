@@ -56,11 +56,9 @@ class QueueTable:
         """Finds the queues on disk, and returns what it has read of each one; see `ConsumeQueue.load`."""
         loaded: dict[ConsumeQueue, LoadedQueue] = {}
         self.was_there = files.is_directory(self._directory)
-        for topic in directories(self._directory):
-            for queue_id in directories(self._directory / topic):
-                if queue_id.isascii() and queue_id.isdigit():
-                    queue = self.get_or_create(topic, int(queue_id))
-                    loaded[queue] = queue.load(is_closed=is_closed)
+        for topic, queue_id in queues_in(self._directory):
+            queue = self.get_or_create(topic, queue_id)
+            loaded[queue] = queue.load(is_closed=is_closed)
         return loaded
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -138,8 +136,15 @@ class QueueTable:
                 stack.callback(queue.close, "the store is closed")
 
 
-def directories(path: Path) -> list[str]:
-    """Returns the names of the directories in a directory, which may be missing. Raises StoreError."""
+def queues_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Yields topic and queue id of each directory TOPIC/QUEUE below `path`, which may be missing. Raises StoreError."""
+    for topic in _directories(path):
+        for queue_id in _directories(path / topic):
+            if queue_id.isascii() and queue_id.isdigit():
+                yield topic, int(queue_id)
+
+
+def _directories(path: Path) -> list[str]:
     try:
         with files.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

@@ -24,7 +24,7 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.json_config import JsonConfigFile
 from gantrymq.store.mapped_file import store_error
-from gantrymq.store.queue_table import QueueTable, directories
+from gantrymq.store.queue_table import QueueTable, queues_in
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
 from gantrymq.system.clock import monotonic
@@ -93,7 +93,7 @@ class CompactionStore:
             return
         content = self._position_file.load(can_be_rebuilt=True)
         positions = {} if content is None else json.loads(content).get("queueOffsetMap", {})
-        for topic, queue_id in self._directories():
+        for topic, queue_id in queues_in(self._root / _LOGS):
             queue = self._queues.get_or_create(topic, queue_id)
             log = self._open(queue)
             position = positions.get(_name(queue))
@@ -114,12 +114,6 @@ class CompactionStore:
             queue.attach(log)
         if self._positions != positions:
             self._write_positions()
-
-    def _directories(self) -> Iterator[tuple[str, int]]:
-        for topic in directories(self._root / _LOGS):
-            for queue_id in directories(self._root / _LOGS / topic):
-                if queue_id.isascii() and queue_id.isdigit():
-                    yield topic, int(queue_id)
 
     def _open(self, queue: ConsumeQueue) -> CompactionLog:
         below = (queue.topic, str(queue.queue_id))
