@@ -235,7 +235,7 @@ def _numbers(name: str, values: npt.NDArray[np.int32] | Ints) -> pa.Array:
 def _microseconds(times_ms: Ints) -> Ints:
     # The clock of a client can have any value. Beyond these bounds, the multiplication would overflow. The check takes
     # a tenth of the time of `clip`.
-    if len(times_ms) and not -_LAST_MS <= times_ms.min() <= times_ms.max() <= _LAST_MS:
+    if len(times_ms) and not -_LAST_MS <= np.min(times_ms) <= np.max(times_ms) <= _LAST_MS:
         times_ms = times_ms.clip(-_LAST_MS, _LAST_MS)
     return times_ms * 1000
 
