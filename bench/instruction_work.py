@@ -30,8 +30,9 @@ def _advance() -> float:
     return next(_readings) * 1e-6
 
 
-# Before all imports of these functions.
-clock.monotonic = clock.thread_time = _advance
+# Before all imports of these functions, but not in a process that only imports this module.
+if __name__ == "__main__":
+    clock.monotonic = clock.thread_time = _advance
 
 import client_micro  # noqa: E402
 import micro  # noqa: E402

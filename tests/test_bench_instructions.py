@@ -7,10 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from gantrymq.system import clock
 
 BENCH = Path(__file__).parent.parent / "bench"
 
@@ -57,6 +60,8 @@ def test_the_baseline_has_each_kind_of_work(instructions: ModuleType) -> None:
 
     (run,) = json.loads(instructions.BASELINE.read_text())["runs"]
     assert [name for name, _ in run["rows"]] == list(instruction_work.KINDS)
+    # Only the program replaces the clocks.
+    assert (clock.monotonic, clock.thread_time) == (time.monotonic, time.thread_time)
 
 
 def test_without_a_baseline_nothing_is_compared(instructions: ModuleType, tmp_path: Path) -> None:
