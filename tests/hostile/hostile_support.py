@@ -346,7 +346,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float, slow
     assert figures.memory < most_memory, figures
     for server in target.servers:
         assert server.log_path.stat().st_size < MOST_LOG, f"{server.name} wrote a log without end"
-        assert server.exit_code == 0, f"{server.name} had to be killed"
+        assert server.exit_code == 0, server.ending()
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)
         assert not found, f"{server.name}: {found[:5]}"
     settings = load_properties(target.config)
