@@ -124,11 +124,21 @@ class TlsDetection:
         handshake = _Handshake(peer)
         if context is not None:
             self._incomplete.begin(handshake, HANDSHAKE_BYTES, monotonic())
+        opening = asyncio.ensure_future(
+            self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
+        )
         try:
-            await self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
+            await asyncio.shield(opening)
         except OSError as e:
             # Errors of ssl and TimeoutError are subclasses of OSError. The loop has already closed the socket.
             log.info("the connection with %s didn't come about: %s", peer, e)
+        except asyncio.CancelledError:
+            # If `opening` were cancelled after `connection_made`, uvloop would close the transport without
+            # `connection_lost`. The end of the input ends a handshake.
+            if context is not None:
+                sock.shutdown(network.SHUT_RD)
+            await asyncio.gather(opening, return_exceptions=True)
+            raise
         finally:
             self._incomplete.complete(handshake)
 

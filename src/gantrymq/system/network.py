@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from os import getpid as process_id
-from socket import MSG_PEEK, SOCK_STREAM
+from socket import MSG_PEEK, SHUT_RD, SOCK_STREAM
 from socket import gaierror as UnknownHost
 from socket import gethostname as host_name
 from socket import socket as Socket
 
 __all__ = [
     "MSG_PEEK",
+    "SHUT_RD",
     "SOCK_STREAM",
     "Socket",
     "UnknownHost",
