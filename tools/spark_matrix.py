@@ -60,7 +60,13 @@ KILL_FILES = ("test_spark_delta.py", "test_spark_exactly_once_kill.py", "test_sp
 MANY_KILLS = "many_kills"
 #: Test files of each row of the table. The last row has the files that no other row names.
 ROWS = {
-    "batch read": ("test_spark_read.py", "test_spark_read_live.py", "test_spark_million.py", "test_spark_filters.py"),
+    "batch read": (
+        "test_spark_read.py",
+        "test_spark_read_live.py",
+        "test_spark_million.py",
+        "test_spark_filters.py",
+        "test_spark_compaction_topics.py",
+    ),
     "stream": (
         "test_spark_stream.py",
         "test_spark_stream_reader.py",
@@ -86,6 +92,7 @@ ROWS = {
         "test_spark_body_registry.py",
     ),
     "rocketmq-store": ("test_spark_store.py",),
+    "progress, metrics, lineage": ("test_spark_query_metrics.py", "test_spark_metrics.py", "test_spark_lineage.py"),
     "pipelines": ("test_pipeline.py",),
     "Spark Connect": ("test_spark_connect.py",),
     "standalone cluster": ("test_spark_standalone.py",),
@@ -236,8 +243,7 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
 def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
     python = environment(version)
     run([ROOT / "native" / "build", HOME / version])
-    results = load(RESULTS)
-    result = results.setdefault(version, VersionResult())
+    result = load(RESULTS).get(version, VersionResult())
     result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
     stamps = "".join((HOME / version / name).read_text() for name in ("stamp", "native-stamp"))
     of_all = digest(common_inputs()) + stamps + result.version
@@ -255,7 +261,8 @@ def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
         of_file = run_file(python, version, file, many_kills=with_many)
         of_file.inputs, of_file.commit = inputs, commit
         result.files[name] = of_file
-        save(results, RESULTS)
+        # Another process may run another version.
+        save(load(RESULTS) | {version: result}, RESULTS)
         say(f"Spark {result.version}: {name}: {cell([of_file])} in {time.monotonic() - started:.0f} s")
 
 
