@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_support import config, job
+from broker_support import config, job, run_again
+from replicated_brokers import Replicas, copy_tables
 from tier_support import CLEAN, FILE_BYTES, UPLOAD, deleted, fill, min_offset, peer_of, read_all, started, uploaded
 from wait_until import until
 
@@ -264,3 +265,34 @@ def test_the_address_is_checked(tmp_path: Path) -> None:
     settings.store.tiered_store_file_path = "unheard://bucket"
     with pytest.raises(StoreError, match="unheard://bucket"):
         Broker(settings)
+
+
+async def test_a_slave_reads_the_tier_of_its_master(tmp_path: Path) -> None:
+    """It changes nothing there, and deletes its own log files only when its master has copied them."""
+    replicas = Replicas(tmp_path)
+    replicas.options = {"broker_cluster_name": "c"}
+    replicas.store_options = {
+        "mapped_file_size_commit_log": FILE_BYTES,
+        "tiered_store_file_path": str(tmp_path / "tier"),
+        "file_reserved_time": 0,
+        "disk_max_used_space_ratio": 101,
+        "disk_space_clean_forcibly_ratio": 101,
+        "disk_space_warning_level_ratio": 101,
+    }
+    async with replicas:
+        master, slave = replicas.master, replicas.slave
+        peer = await replicas.peer(1)
+        sent = await fill(await replicas.peer(), 50)
+        await copy_tables(slave)
+        await uploaded(master)
+        await deleted(master, await replicas.peer())
+        await until(lambda: slave.store.flushed_offset == master.store.max_physical_offset)
+        # The slave does not know yet what its master has copied.
+        assert (await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == ResponseCode.SUCCESS
+        await run_again(slave.jobs, CLEAN)
+        assert slave.store.min_physical_offset == 0
+        await run_again(slave.jobs, UPLOAD)
+        await deleted(slave, peer)
+        assert slave.store.queue("orders", 0).min_offset > 40
+        assert await min_offset(peer) == 0
+        assert await read_all(peer, 0) == sent
