@@ -137,10 +137,11 @@ class Tier:
         return ranges[-1].end - 1 if upper and ranges else None
 
     def _ranges(self, queue: ConsumeQueue) -> list[TierRange]:
+        # A queue that begins at 0 needs no tier, so consumers of new topics do not depend on it.
+        if not queue.log_min_offset or not queue.may_have_older:
+            return []
         if self.catalog is None:
             raise _refusal(f"the segments in {self.objects} are not known yet: try again later")
-        if not queue.may_have_older:
-            return []
         return self.catalog.ranges(queue.topic, queue.queue_id, queue.log_min_offset)
 
     def _failed(self, error: Exception) -> RequestRefused:

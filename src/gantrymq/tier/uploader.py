@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.system import files
+from gantrymq.system import files, threads
 from gantrymq.tier.catalog import TierCatalog
 from gantrymq.tier.objects import TEMPORARY, Objects, ObjectWriter
 from gantrymq.tier.segment import (
@@ -28,6 +29,9 @@ from gantrymq.tier.segment import (
 log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
+#: Manifests are read in this number of threads, and this many at once. A manifest can have several MiB.
+_READERS = 8
+_READ_AT_ONCE = 32
 
 
 class PiecewiseObject:
@@ -135,20 +139,34 @@ def manifests(objects: Objects) -> Iterator[Manifest]:
     A segment that is damaged or incomplete is logged and left out.
     """
     sizes = {directory: objects.names(directory) for directory in (LOG, QUEUES, INDEX)}
-    for base in _bases(objects):
+    for base, data in _contents(objects, _bases(objects)):
         try:
-            manifest = decode_manifest(objects.read(object_name(MANIFESTS, base)), base)
+            manifest = decode_manifest(data, base)
             for directory, size in sizes_of(manifest).items():
                 name = object_name(directory, base)
                 if sizes[directory].get(name.rpartition("/")[2]) != size:
                     raise StoreError(f"{name} hasn't {size} bytes")
-        except FileNotFoundError:
-            # It was deleted after the listing.
-            continue
         except StoreError as e:
             log.error("the segment %020d in %s is ignored: %s", base, objects, e)
             continue
         yield manifest
+
+
+def _contents(objects: Objects, bases: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Yields (base, content) of the manifests that exist. Several are read at the same time. Raises OSError."""
+    for start in range(0, len(bases), _READ_AT_ONCE):
+        some = bases[start : start + _READ_AT_ONCE]
+        found: dict[int, bytes] = {}
+
+        def read(base: int, found: dict[int, bytes] = found) -> None:
+            # If it does not exist, it was deleted after the listing.
+            with suppress(FileNotFoundError):
+                found[base] = objects.read(object_name(MANIFESTS, base))
+
+        for error in threads.in_parallel(read, some, _READERS):
+            if error is not None:
+                raise error
+        yield from sorted(found.items())
 
 
 def _bases(objects: Objects) -> list[int]:
