@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 from ports import free_port
+from wait_until import wait_until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.plain_acl import parse_plain_acl
@@ -166,6 +167,13 @@ def test_the_table_has_all_keys_with_their_defaults() -> None:
 def test_the_table_has_all_metrics(tmp_path: Path) -> None:
     listed = set(re.findall(r"`((?:rocketmq|gantry)_\w+)`", TEXT.partition("## Metrics")[2].partition("\n## ")[0]))
     port = free_port()
-    with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1"):
-        told = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    assert set(re.findall(r"^# TYPE (\w+) ", told, re.MULTILINE)) == listed
+
+    def told() -> set[str]:
+        page = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        return set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
+
+    tier = str(tmp_path / "tier")
+    with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1", tiered_store_file_path=tier):
+        # The broker reads the tier in the background.
+        wait_until(lambda: "gantry_tier_segments" in told())
+        assert told() == listed

@@ -137,6 +137,11 @@ _BYTES_OF_RATE_LIMIT = 512
 DEDUPLICATION_IDS = 500_000
 _BYTES_OF_DEDUPLICATION_ID = 350
 
+#: Reads of the tier that wait or run (`tier/tier.py`). Further ones are refused. A read has the messages of one
+#: response, and blocks of the tier.
+TIER_READS = 64
+_BYTES_OF_TIER_READ = 2 * MIB
+
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 
 #: Requests that handlers process, bytes (`proxy/request_memory.py`). A body is copied two or three times before it
@@ -187,6 +192,7 @@ def memory_of(server: str) -> int:
         size += (WAITING_PULLS + WAITING_POPS) * _BYTES_OF_PULL
         size += _RATE_LIMIT_TABLES * RATE_LIMITED_HOSTS * _BYTES_OF_RATE_LIMIT
         size += DEDUPLICATION_IDS * _BYTES_OF_DEDUPLICATION_ID
+        size += TIER_READS * _BYTES_OF_TIER_READ
     if server == "proxy":
         # The gRPC port.
         size += INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES

@@ -32,6 +32,8 @@ from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.tls import client_context
 from gantrymq.store.message_store import MessageStore
+from gantrymq.tier.objects import open_objects
+from gantrymq.tier.tier import Tier
 
 
 class BrokerContext:
@@ -42,6 +44,7 @@ class BrokerContext:
         port: The port that the broker listens on.
         store_host: The address, encoded as in a record of the log.
         remoting: The client for requests to other brokers and to NameServers.
+        tier: None without tiered storage.
         long_requests: Runs requests that take more than one iteration of the event loop.
     """
 
@@ -53,6 +56,10 @@ class BrokerContext:
         self.port = port
         self.address = format_address(config.broker_ip1, port)
         self.store_host = encode_host(config.resolved_ip(), port)
+        self.tier: Tier | None = None
+        if config.store.tiered_store_file_path:
+            address = config.store.tiered_store_file_path
+            self.tier = Tier(open_objects(address, config.broker_cluster_name, config.broker_name))
         self.store = MessageStore(
             config.store,
             self.store_host,
@@ -61,6 +68,7 @@ class BrokerContext:
             # The topics need the store for their files, so the store gets them later.
             topic_limits=lambda topic: self.topics.retention_limits(topic),
             compaction_topics=lambda: self.topics.compacted,
+            lower_tier=self.tier,
         )
         self.remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
         self.long_requests = LongRequests(jobs)

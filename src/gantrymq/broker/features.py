@@ -41,6 +41,7 @@ from gantrymq.broker.replication import HaAccess, Replication
 from gantrymq.broker.role_changes import RoleChanges
 from gantrymq.broker.send import Deduplication, IdempotentWrites, Replies, RetryTopics, SendProcessor, StoredIds
 from gantrymq.broker.slave import MetadataSync
+from gantrymq.broker.tiered_storage import TieredStorage
 from gantrymq.broker.transaction import Transactions
 from gantrymq.remoting.connection import RequestHandler
 from gantrymq.remoting.server import RemotingServer
@@ -138,6 +139,7 @@ class Features:
             IndexBuilder(store, jobs),
             StoreAdmin(context),
             Compaction(context, replication=replication),
+            *([TieredStorage(context, tier=context.tier)] if context.tier is not None else []),
             # The features below write to the log when they stop. Replication stops after them, so that slaves receive
             # these records.
             *([self.replicas_manager] if self.replicas_manager is not None else []),

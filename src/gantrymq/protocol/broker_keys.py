@@ -72,6 +72,7 @@ READ_AT_START = frozenset(
         "msgTraceTopicName",
         "storePathRootDir",
         "storePathCommitLog",
+        "tieredStoreFilePath",
         "mappedFileSizeCommitLog",
         "mappedFileSizeConsumeQueue",
         "flushDiskType",

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Protocol
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.topic_name import is_system_topic
@@ -28,6 +29,19 @@ _SLICE_S = 0.02
 _LOOKED_AT = 20
 
 
+class LowerTier(Protocol):
+    """Copies of log files at another place (`gantrymq.tier`)."""
+
+    def may_delete(self, begin: int, end: int, is_full: bool) -> bool:
+        """Returns whether the log file from `begin` to before `end` may be deleted, because a copy of it exists.
+
+        With `is_full`, messages are rejected until the disk has space.
+        """
+
+    def has_messages_of(self, queue: ConsumeQueue) -> bool:
+        """Returns whether messages of a queue are there that are no longer in the log."""
+
+
 class Cleaner:
     """Deletes expired files and queues of a store.
 
@@ -42,10 +56,12 @@ class Cleaner:
         index: MessageIndex,
         trash: Trash,
         needed_from: Callable[[bool], int],
+        lower_tier: LowerTier | None = None,
     ) -> None:
         """Creates a cleaner. Log files from the physical offset `needed_from(is_full)` on are never deleted.
 
-        `is_full` is whether the disk is so full that messages are rejected.
+        `is_full` is whether the disk is so full that messages are rejected. Log files that are not in `lower_tier` yet
+        and queues that it needs are not deleted, either.
         """
         self.retention = Retention(config)
         self.stale: deque[ConsumeQueue] = deque()
@@ -54,7 +70,8 @@ class Cleaner:
         self._queues = queues
         self._index = index
         self._trash = trash
-        self._needed_from = needed_from
+        self._compaction_needs = needed_from
+        self._lower_tier = lower_tier
         self._is_paused = False
 
     def clean(self, now_ms: int) -> bool:
@@ -102,6 +119,14 @@ class Cleaner:
         self.stale = deque(self._queues)
         return True
 
+    def _needed_from(self, is_full: bool) -> int:
+        """Returns the physical offset from which the log is needed, so that its first file may stay."""
+        needed, begin = self._compaction_needs(is_full), self._log.min_offset
+        end = begin + self._log.file_size
+        if self._lower_tier is not None and needed >= end and not self._lower_tier.may_delete(begin, end, is_full):
+            return begin
+        return needed
+
     def refresh(self, queue: ConsumeQueue) -> None:
         """Updates `min_offset` of a queue. Raises StoreError."""
         if queue.exists:
@@ -121,6 +146,8 @@ class Cleaner:
         if is_system_topic(queue.topic) or self._queues.find(queue.topic, queue.queue_id) is not queue:
             return False
         if queue.compacted is not None and not queue.compacted.is_empty:
+            return False
+        if self._lower_tier is not None and self._lower_tier.has_messages_of(queue):
             return False
         last = queue.peek(queue.max_offset - 1)
         return last is not None and last[0] < self._log.min_offset

@@ -68,6 +68,11 @@ class StoreConfig:
       `compaction_cq_mapped_file_size`. Full files are compacted every `compaction_schedule_internal` ms. A compaction
       uses `max_offset_map_size` of memory for keys.
     - A message without a body stays for `compaction_tombstone_retention_ms`. Java has no such setting.
+
+    Tiered storage:
+    - With `tiered_store_file_path`, full log files are copied into a directory, or below a URL of fsspec such as
+      `s3://bucket/path`. Log files are deleted when their copies exist. "" turns it off.
+    - Copies stay for `tiered_store_file_reserved_time` hours, and as long as the file of the log.
     """
 
     store_path_root_dir: Path
@@ -118,6 +123,8 @@ class StoreConfig:
     compaction_schedule_internal: int = bounded(15 * 60 * 1000, 1, DAY_MS)
     max_offset_map_size: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
     compaction_tombstone_retention_ms: int = bounded(DAY_MS, 0, MAX_INT)
+    tiered_store_file_path: str = ""
+    tiered_store_file_reserved_time: int = bounded(72, 0, MAX_INT)
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -127,6 +127,11 @@ class ConsumeQueue(QueueFiles):
         unit = self._read(offset, 1)
         return UNIT.unpack(unit) if len(unit) == UNIT_SIZE else None
 
+    def peek_units(self, offset: int, count: int) -> bytes:
+        """Does the same as `units` without mapping the file. Raises StoreError."""
+        units = self._read(offset, count)
+        return units[: len(units) // UNIT_SIZE * UNIT_SIZE]
+
     def _read(self, offset: int, count: int) -> bytes:
         """Does the same as `units` without mapping the file. In a file that is too short, the last unit is cut off."""
         count = min(count, self.max_offset - offset)
@@ -414,6 +419,14 @@ class ConsumeQueue(QueueFiles):
         """Makes the messages before a queue offset expired, and all later messages not expired."""
         self._retained_from = min(offset, self.max_offset)
         self._update_min_offset()
+
+    @property
+    def may_have_older(self) -> bool:
+        """Whether consumers may read messages of another place before `log_min_offset`.
+
+        They may not if the topic is compacted or has a retention of its own.
+        """
+        return self.compacted is None and not self._retained_from
 
     def attach(self, compacted: CompactionLog) -> None:
         """Sets the log with the copied messages of a compaction topic. It must have messages of this queue only."""

@@ -266,6 +266,11 @@ class IndexFile:
         )
         return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
 
+    def entries(self, begin: int, end: int) -> bytes:
+        """Returns the bytes of the entries with the numbers `begin` to before `end`."""
+        at = self._entries_at + begin * ENTRY_SIZE
+        return self._file.map()[at : at + (end - begin) * ENTRY_SIZE]
+
     def chain(self, key_hash: int) -> Iterator[IndexEntry]:
         """Yields the entries of the hash's slot, newest first. Some entries can have other hashes.
 

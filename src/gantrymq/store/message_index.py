@@ -20,7 +20,16 @@ from gantrymq.kernels.interface import IndexEntries
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.index_entries import entries_of
-from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
+from gantrymq.store.index_file import (
+    ENTRY_SIZE,
+    NAME_LENGTH,
+    Entry,
+    IndexEntry,
+    IndexFile,
+    IndexHeader,
+    file_size,
+    read_header,
+)
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
 from gantrymq.store.preallocation import Preallocation
@@ -34,6 +43,9 @@ _MAX_STEPS = 200_000
 _MOST_DROPPED = 100_000
 #: After this many entries the caller may do other work.
 _STEPS = 64
+
+#: Maximum number of entries that one step of `entries_between` reads.
+_ENTRIES_AT_ONCE = 10_000
 
 _NEW = IndexHeader(0, 0, 0, 0, 0, 1)
 
@@ -302,6 +314,19 @@ class MessageIndex:
     def _is_later(entry: IndexEntry, end_ms: int) -> bool:
         # The time of an entry is in whole seconds. The first entry's time differs; see `put`.
         return entry.timestamp > end_ms and entry.number > 1
+
+    def entries_between(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yields the entries of the records between two physical offsets, in order, several of a file at once."""
+        for file in self._files[:]:
+            if file.index_count < 2 or file.end_phy_offset < begin or file.begin_phy_offset >= end or file.is_gone:
+                continue
+            number, stop = file.number_at(begin), file.number_at(end)
+            while number < stop and not file.is_gone:
+                entries = file.entries(number, min(number + _ENTRIES_AT_ONCE, stop))
+                yield entries
+                number += len(entries) // ENTRY_SIZE
+            if file is not self._files[-1]:
+                file.unmap()
 
     # -- flushing and removing files ----------------------------------------------------------------------------
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
-from gantrymq.store.cleaner import Cleaner
+from gantrymq.store.cleaner import Cleaner, LowerTier
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.compaction.compaction_store import CompactionStore
@@ -44,12 +46,31 @@ __all__ = ["MessageStore", "PutResult"]
 logger = logging.getLogger(__name__)
 
 
+#: Maximum number of units that one step of `units_between` reads.
+_COPIED_UNITS = 10_000
+
+
+class ClosedFile(NamedTuple):
+    """A log file that does not change, from `begin` to before `end`.
+
+    `begin_timestamp` is the store timestamp of its first record in ms, `end_timestamp` that of the first record after
+    it.
+    """
+
+    path: Path
+    begin: int
+    end: int
+    begin_timestamp: int
+    end_timestamp: int
+
+
 class MessageStore:
     """The store in `config.store_path_root_dir`. `store_host` is the broker's address in the format of a record.
 
     `jobs` gets the reports of the store's threads. If `waits` is False, `append` raises StoreBusy instead of waiting
     for files that are being preallocated. `topic_limits` returns the retention of a topic, which `clean` enforces.
-    `compaction_topics` returns the topics whose messages are compacted.
+    `compaction_topics` returns the topics whose messages are compacted. Log files are deleted when they are in
+    `lower_tier`.
     """
 
     def __init__(
@@ -61,6 +82,7 @@ class MessageStore:
         waits: bool = True,
         topic_limits: TopicLimits = lambda topic: None,
         compaction_topics: Callable[[], Collection[str]] = lambda: (),
+        lower_tier: LowerTier | None = None,
     ) -> None:
         self.config = config
         #: Size of the log's end that is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
@@ -87,7 +109,9 @@ class MessageStore:
         self.compaction = CompactionStore(
             config, self._log, self._queues, self._trash, compaction_topics, self.confirmed_end
         )
-        self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash, self.compaction.needed_from)
+        self._cleaner = Cleaner(
+            config, self._log, self._queues, self._index, self._trash, self.compaction.needed_from, lower_tier
+        )
         self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
@@ -501,6 +525,10 @@ class MessageStore:
         """Returns a physical offset before which all records were stored at or before this time."""
         return start_of(self._log, timestamp_ms)
 
+    def record_time(self, physical_offset: int) -> int:
+        """Returns the store timestamp of the record at an offset, in milliseconds; -1 if there is none."""
+        return self._log.store_time(physical_offset)
+
     def store_time(self, queue: ConsumeQueue, offset: int) -> int:
         """Returns the store timestamp of the message at a queue offset, in milliseconds; -1 if there is none."""
         if queue.compacted is not None and offset < queue.compacted.end:
@@ -522,6 +550,51 @@ class MessageStore:
             else:
                 high = middle
         return max(low - 1, queue.min_offset) if upper else low
+
+    # -- copying log files --------------------------------------------------------------------------------------
+
+    def closed_file(self, physical_offset: int) -> ClosedFile | None:
+        """Returns the log file that starts at this offset; None if it is missing or may still change.
+
+        A file does not change if it is full, on disk and confirmed, and if the index has its keys. Raises StoreError.
+        """
+        end = physical_offset + self._log.file_size
+        ends = [self._log.position, self._log.flushed]
+        if self.confirm_offset is not None:
+            ends.append(self.confirm_offset())
+        if self.config.message_index_enable:
+            ends.append(self._index.position)
+        file = self._log.file_at(physical_offset)
+        if file is None or file.base != physical_offset or min(ends) < end:
+            return None
+        try:
+            ended_at = round(self._log.completed_at(file))
+        except OSError as e:
+            raise StoreError(f"can't read the age of {file.path}: {e.strerror or e}") from e
+        begun_at = self._log.store_time(physical_offset)
+        return ClosedFile(file.path, physical_offset, end, begun_at, max(begun_at, ended_at))
+
+    def units_between(self, begin: int, end: int) -> Iterator[tuple[ConsumeQueue, int, bytes]]:
+        """Yields the units of all queues with records between two physical offsets, in short steps.
+
+        The items are the queue, the queue offset of the first unit, and the units: b"" if a queue has none there. The
+        caller may do other work between two items. Raises StoreError.
+        """
+        for queue in self._queues:
+            last = queue.peek(queue.max_offset - 1) if queue.exists else None
+            if last is None or last[0] < begin:
+                yield queue, 0, b""
+                continue
+            offset, stop = queue.count_before(begin), queue.count_before(end)
+            while offset < stop and queue.exists:
+                units = queue.peek_units(offset, min(stop - offset, _COPIED_UNITS))
+                if units:
+                    yield queue, offset, units
+                offset += len(units) // UNIT_SIZE or queue.next_file_offset(offset) - offset
+
+    def index_entries_between(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yields the index entries of the records between two physical offsets, in the order of the log."""
+        return self._index.entries_between(begin, end)
 
     # -- cleaning -----------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class StoreOptions:
 
     Options:
         path: A broker's storePathRootDir, or a directory with the files of its commit log. It is the argument of
-            `load`. It must exist on the driver and on the executors. Required.
+            `load`. It must exist on the driver and on the executors. Required. It can also be the tier of a broker: its
+            directory, or a URL such as `s3://bucket/path/CLUSTER/BROKER`, which needs the extra `s3`.
         storePathCommitLog: The directories of the commit log, separated by commas. With several directories, also
             those of the broker's readOnlyCommitLogStorePaths. Default: `commitlog` in `path`, or `path` itself.
         brokerName: The value of the column brokerName, which no file contains. Default: null.
@@ -53,6 +54,8 @@ class StoreOptions:
     """
 
     path: Path
+    #: The URL of a tier in an object store. "" for a directory.
+    url: str = ""
     commit_log_paths: tuple[Path, ...] = ()
     broker_name: str | None = None
     topics: frozenset[str] = frozenset()
@@ -86,8 +89,13 @@ class StoreOptions:
         for topic in topics:
             if problem := topic_problem(topic):
                 raise ConfigError(f"option subscribe: {problem}")
+        path = values.required("path")
+        is_url = "://" in path and not path.startswith("file:")
+        if is_url:
+            values.exclude("path", "storePathCommitLog")
         return cls(
-            path=Path(values.required("path").removeprefix("file:")),
+            path=Path(path.removeprefix("file:")),
+            url=path if is_url else "",
             commit_log_paths=tuple(map(Path, comma_list(values.get("storePathCommitLog") or ""))),
             broker_name=values.get("brokerName"),
             topics=frozenset(topics),

@@ -2,6 +2,8 @@
 
 A range must begin at a record. The consume queues have the positions of records, so planning reads only a few records.
 Without consume queues, planning reads the log from the start of its last file, and each file is one range.
+
+A tier consists of complete files. Their manifests and some units of their queues are enough to plan a read.
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ from gantrymq.arrow.store.damage import LogEnd, first_unit_from, problems, recor
 from gantrymq.arrow.store.options import StoreOptions
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import Record
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.log_paths import LogFile
 from gantrymq.store.log_reader import LogReader
 from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, offline_queues
+from gantrymq.tier.objects import Objects, open_objects
+from gantrymq.tier.segment import LOG, MANIFESTS, QUEUES, Manifest, object_name
+from gantrymq.tier.uploader import manifests
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +33,18 @@ logger = logging.getLogger(__name__)
 class LogRange(NamedTuple):
     """The bytes from `start` to `end` (excluded) of a log file. Both are boundaries between records.
 
-    `base` is the physical offset of the first byte of the file.
+    `base` is the physical offset of the first byte of the file. `tier` is the address of the tier with the file; "" for
+    a file of a broker.
     """
 
     path: Path
     base: int
     start: int
     end: int
+    tier: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path} from {self.start} to {self.end}"
+        return f"{self.tier and self.tier + '/'}{self.path} from {self.start} to {self.end}"
 
 
 def plan(options: StoreOptions) -> list[LogRange]:
@@ -43,6 +52,8 @@ def plan(options: StoreOptions) -> list[LogRange]:
 
     Raises StoreError if there is no log, and (with failOnDataLoss) if a part of it is missing.
     """
+    if options.url or (options.path / MANIFESTS).is_dir():
+        return _plan_tier(options)
     log = _log(options)
     open_files = OpenFiles()
     with closing(open_files):
@@ -161,3 +172,53 @@ def _in_time(ranges: list[LogRange], log: OfflineLog, options: StoreOptions) -> 
             continue
         kept.append(part)
     return kept
+
+
+def _plan_tier(options: StoreOptions) -> list[LogRange]:
+    """Returns the ranges of a tier. Raises StoreError if segments are missing (with failOnDataLoss), or unreadable."""
+    address = options.url or str(options.path)
+    objects = open_objects(address)
+    ranges: list[LogRange] = []
+    expected: int | None = None
+    try:
+        for manifest in manifests(objects):
+            if expected is not None and manifest.base > expected:
+                text = f"the log from {expected} to {manifest.base} is missing in {objects}"
+                if options.fail_on_data_loss:
+                    raise StoreError(f"{text}; to read the other messages, set the option failOnDataLoss=false")
+                logger.warning("%s", text)
+            expected = manifest.end
+            if options.ending_ms is not None and manifest.begin_timestamp >= options.ending_ms:
+                continue
+            if options.starting_ms is not None and manifest.end_timestamp < options.starting_ms:
+                continue
+            ranges += _split_segment(objects, manifest, options.partition_bytes, address)
+    except OSError as e:
+        raise StoreError(f"can't read {objects}: {e}") from e
+    if expected is None:
+        raise StoreError(f"{objects} has no segment of a tier")
+    return ranges
+
+
+def _split_segment(objects: Objects, manifest: Manifest, partition_bytes: int, address: str) -> Iterator[LogRange]:
+    """Splits a segment at records of its largest queue. The parts have the same number of these."""
+    path = Path(object_name(LOG, manifest.base))
+    start = position = 0
+    largest, at = None, 0
+    for part in manifest.queues:
+        if largest is None or part.count > largest.count:
+            largest, at = part, position
+        position += part.count * UNIT_SIZE
+    parts = manifest.size // partition_bytes
+    for number in range(1, parts if largest is not None else 0):
+        assert largest is not None
+        begin = at + largest.count * number // parts * UNIT_SIZE
+        unit = objects.read(object_name(QUEUES, manifest.base), begin, UNIT_SIZE)
+        if len(unit) < UNIT_SIZE:
+            break
+        physical_offset, size, _ = UNIT.unpack(unit)
+        end = physical_offset - manifest.base
+        if size != FILLER_SIZE and start < end < manifest.size:
+            yield LogRange(path, manifest.base, start, end, address)
+            start = end
+    yield LogRange(path, manifest.base, start, manifest.size, address)

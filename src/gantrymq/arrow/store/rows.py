@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from gantrymq.arrow.store.options import StoreOptions
 from gantrymq.arrow.store.planning import LogRange
 from gantrymq.errors import CodecError, CompressionError, RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
+from gantrymq.tier.objects import Objects, open_objects
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +35,20 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
     """Yields the rows of `part`, in order. Raises StoreError for unreadable files and invalid records."""
     reuse_freed_memory()
     try:
-        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = _open(part)
     except OSError as e:
         raise StoreError(f"can't read {part.path}: {e.strerror or e}") from e
     rows = _Rows(part, options, columns)
     try:
         position = part.start
         while position < part.end:
-            data = os.pread(fd, min(CHUNK_BYTES, part.end - position), position)
+            data = file.read(min(CHUNK_BYTES, part.end - position), position)
             try:
                 records = rows.read(data, position)
                 if not records.length:
                     if len(data) >= BLANK_SIZE and _unpack_head(data)[1] == MAGIC_BLANK:
                         return
-                    records = rows.read(_long_record(fd, part, position, data), position)
+                    records = rows.read(_long_record(file, part, position, data), position)
                 yield from rows.decode(records)
             except (CodecError, CompressionError) as e:
                 raise type(e)(f"{part.path} from {position} on: {e}") from e
@@ -59,7 +62,52 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
             raise
         log.warning("left out what follows in %s (failOnDataLoss=false): %s", part, e)
     finally:
-        os.close(fd)
+        file.close()
+
+
+class _File:
+    """A file of the log on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, size: int, position: int) -> bytes:
+        return os.pread(self._fd, size, position)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _TierFile:
+    """A file of the log in a tier."""
+
+    def __init__(self, tier: str, name: str) -> None:
+        self._objects = _objects(tier)
+        self._name = name
+
+    def read(self, size: int, position: int) -> bytes:
+        """Returns the bytes. Raises StoreError, also at the end of the file."""
+        try:
+            data = self._objects.read(self._name, position, size)
+        except OSError as e:
+            raise StoreError(f"can't read {self._name} in {self._objects}: {e}") from e
+        if len(data) < size:
+            raise StoreError(f"{self._name} in {self._objects} ends at {position + len(data)}")
+        return data
+
+    def close(self) -> None:
+        """Does nothing: an object has no descriptor."""
+
+
+@lru_cache(maxsize=4)
+def _objects(tier: str) -> Objects:
+    """Returns the objects of a tier. The ranges of a read share them, because connecting takes most of a second."""
+    return open_objects(tier)
+
+
+def _open(part: LogRange) -> _File | _TierFile:
+    """Opens the file of a range. Raises OSError, StoreError or MissingExtra."""
+    return _TierFile(part.tier, str(part.path)) if part.tier else _File(part.path)
 
 
 class _Rows:
@@ -118,11 +166,11 @@ class _Rows:
         return found
 
 
-def _long_record(fd: int, part: LogRange, position: int, data: bytes) -> bytes:
+def _long_record(file: _File | _TierFile, part: LogRange, position: int, data: bytes) -> bytes:
     size = _unpack_head(data)[0] if len(data) >= FIXED_SIZE_V4 else 0
     if position + size > part.end or size <= len(data):
         raise StoreError(f"{part.path} is damaged at {position}: {len(data)} bytes are left, which hold no record")
-    return os.pread(fd, size, position)
+    return file.read(size, position)
 
 
 def _good_records(data: bytes, physical_offset: int, *, check_crc: bool) -> int:

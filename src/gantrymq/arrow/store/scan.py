@@ -36,7 +36,8 @@ def scan_store(
     The messages are in the order of the log. The scan stops at the end of the log at the time of the call.
 
     Args:
-        path: The storePathRootDir of a broker, or a directory with the files of its commit log.
+        path: The storePathRootDir of a broker, a directory with the files of its commit log, or the tier of a broker:
+            a directory, or a URL such as `s3://bucket/path/CLUSTER/BROKER`.
         topic: The topic, or several of them. Default: all topics except system topics, retry topics and dead-letter
             queues.
         start: Only messages stored at this time or later. The time needs a time zone.

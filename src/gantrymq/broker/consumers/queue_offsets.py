@@ -15,6 +15,7 @@ from gantrymq.protocol.headers.offset import (
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.tier.tier import Tier
 
 
 class QueueOffsets(Feature):
@@ -23,6 +24,7 @@ class QueueOffsets(Feature):
     def __init__(self, context: BrokerContext) -> None:
         self._store = context.store
         self._topics = context.topics
+        self._tier = context.tier
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -38,8 +40,10 @@ class QueueOffsets(Feature):
         return _offset(self._store.confirmed_end(queue) if queue else 0)
 
     def min_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Handles GET_MIN_OFFSET: returns the offset of the oldest message."""
+        """Handles GET_MIN_OFFSET: returns the offset of the oldest message, which may be in the tier."""
         queue = self._queue(request.read_header(QueueRequestHeader))
+        if queue is not None and self._tier is not None:
+            return _offset(self._tier.min_offset(queue))
         return _offset(queue.min_offset if queue else 0)
 
     def search_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -47,7 +51,21 @@ class QueueOffsets(Feature):
         header = request.read_header(SearchOffsetRequestHeader)
         queue = self._queue(QueueRequestHeader(topic=header.topic, queue_id=header.queue_id))
         upper = (header.boundary_type or "").upper() == "UPPER"
-        return _offset(self._store.offset_by_time(queue, header.timestamp, upper) if queue else 0)
+        if queue is None:
+            return _offset(0)
+        offset = self._store.offset_by_time(queue, header.timestamp, upper)
+        if self._tier is None or offset > queue.min_offset or self._tier.min_offset(queue) == offset:
+            return _offset(offset)
+        if not (upper and 0 <= self._store.store_time(queue, offset) <= header.timestamp):
+            connection.respond_with(request, self._search_tier(self._tier, queue, header.timestamp, upper, offset))
+            return None
+        return _offset(offset)
+
+    async def _search_tier(
+        self, tier: Tier, queue: ConsumeQueue, timestamp_ms: int, upper: bool, otherwise: int
+    ) -> RemotingCommand:
+        found = await tier.offset_by_time(queue, timestamp_ms, upper)
+        return _offset(otherwise if found is None else found)
 
     def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Handles GET_EARLIEST_MSG_STORETIME: returns the oldest message's store time in ms, -1 if there is none."""

@@ -18,6 +18,7 @@ from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.metrics.export import metrics_export
 from gantrymq.broker.metrics.replication_metrics import replication_metrics
+from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.broker.metrics.timer_snapshot import SNAPSHOT_BOUNDS_S, TimerSnapshot
 from gantrymq.broker.pop import PopService
 from gantrymq.broker.replication import Replication
@@ -75,6 +76,7 @@ class BrokerMetrics(Feature):
         }
         self._storage_labels = self._labels | {"storage_type": "local", "storage_medium": "disk"}
         self._store = context.store
+        self._tier = context.tier
         self._topics = context.topics
         self._groups = context.groups
         self._members = context.members
@@ -138,6 +140,8 @@ class BrokerMetrics(Feature):
         yield from self._popping()
         yield from self._skipped()
         yield from replication_metrics(self._config, self._replication, self._acting.is_acting, self._labels)
+        if self._tier is not None:
+            yield from tier_metrics(self._tier, self._store, self._labels)
         yield from job_metrics(self._jobs, self._labels)
         yield from self._loop_watch.metrics(self._labels)
 

@@ -67,6 +67,7 @@ class PullProcessor(Feature):
         self._deliveries = context.deliveries
         self._stats = context.stats
         self._rate_limits = context.rate_limits
+        self._tier = context.tier
         self._loop = asyncio.get_running_loop()
         self._long_requests = context.long_requests
         self._replication = replication
@@ -149,7 +150,34 @@ class PullProcessor(Feature):
             # This is the hot path.
             begin = self._offsets.topic_begin(header.topic)
             return self._answer(request, ResponseCode.SUCCESS, result, group, queue, begin)
+        if result.status is GetStatus.OFFSET_TOO_SMALL and self._tier is not None:
+            connection.respond_with(request, self._pull_from_tier(connection, request, header, queue, wanted, group))
+            return None
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
+
+    async def _pull_from_tier(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        queue: ConsumeQueue,
+        wanted: MessageFilter,
+        group: SubscriptionGroupConfig,
+    ) -> Reply:
+        """Returns messages that are no longer in the log. Raises RequestRefused; see `Tier.get`."""
+        assert self._tier is not None
+        max_messages, max_bytes = _limits_of(header)
+        limits = self._rate_limits.admit_delivery(group, connection)
+        if limits is not None:
+            max_messages, max_bytes = limits.most(max_messages, max_bytes)
+        began = monotonic()
+        result = await self._tier.get(queue, header.queue_offset, max_messages, max_bytes, *wanted)
+        if limits is not None:
+            limits.take(result.message_count, result.size)
+        self._deliveries.add(queue, header.consumer_group, result)
+        self._stats.read(header.topic, header.consumer_group, result, monotonic() - began)
+        begin = self._offsets.topic_begin(header.topic)
+        return self._answer(request, self._code(result, header), result, group, queue, begin)
 
     def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
         """Returns the SQL92 expression of a pull, which takes long to evaluate, or None for a filter by tags."""
@@ -186,6 +214,9 @@ class PullProcessor(Feature):
             self._commit(queue, header)
         limits = self._rate_limits.admit_delivery(group, connection)
         result = yield from self._get_filtered(connection, queue, header, wanted, limits)
+        if result.status is GetStatus.OFFSET_TOO_SMALL and self._tier is not None:
+            connection.respond_with(request, self._pull_from_tier(connection, request, header, queue, wanted, group))
+            return None
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _answer_or_hold(
@@ -270,11 +301,7 @@ class PullProcessor(Feature):
         limits: DeliveryLimits | None = None,
     ) -> GetResult:
         """Reads messages from the store, up to the offset `end` and within `limits`, and records the delivery."""
-        if header.bulk_msg_nums is None:
-            max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
-        else:
-            max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
-        max_bytes = max_bytes or DEFAULT_PULL_BYTES
+        max_messages, max_bytes = _limits_of(header)
         if limits is not None:
             max_messages, max_bytes = limits.most(max_messages, max_bytes)
         if self.reused_offsets is not None and (ahead := self._ahead(queue, header)) is not None:
@@ -423,6 +450,13 @@ class PullProcessor(Feature):
                 f"group {group_name} has no connected push consumer, and this broker rejects pull consumers "
                 "(rejectPullConsumerEnable)",
             )
+
+
+def _limits_of(header: PullMessageRequestHeader) -> tuple[int, int]:
+    """Returns the largest number and size in bytes of the messages that a pull requests."""
+    if header.bulk_msg_nums is None:
+        return header.max_msg_nums, header.max_msg_bytes or DEFAULT_PULL_BYTES
+    return header.bulk_msg_nums, header.bulk_msg_bytes or DEFAULT_PULL_BYTES
 
 
 def _nothing(queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult:

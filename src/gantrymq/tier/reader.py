@@ -1,0 +1,183 @@
+"""TierReader: reads messages from the objects of a tier, through a small cache of blocks. Its methods block.
+
+The objects may be damaged. A message that is damaged is skipped, as one of a damaged queue on the broker's disk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gantrymq.errors import RecordError, StoreError
+from gantrymq.limits import MIB
+from gantrymq.logs import peer_log
+from gantrymq.protocol.record import FIXED_SIZE_V4, decode_record, store_timestamp_at
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.system import threads
+from gantrymq.system.clock import monotonic
+from gantrymq.tier.catalog import Segment, TierRange
+from gantrymq.tier.objects import Objects
+from gantrymq.tier.segment import LOG, QUEUES, object_name
+
+log = peer_log(__name__)
+
+#: Size of a block that is read at once, in bytes, and of all cached blocks.
+BLOCK_BYTES = MIB
+CACHE_BYTES = 32 * MIB
+#: Maximum number of units that one read checks.
+_UNITS = 1000
+#: A read ends after this time, in seconds, if it has checked a message. The messages of a queue can be far apart.
+_READ_S = 1.0
+
+
+class TierMessages(NamedTuple):
+    """The records found by a read, oldest first, and the queue offset from which the next read continues."""
+
+    records: Sequence[bytes]
+    next_offset: int
+
+
+class TierReader:
+    """Reads the segments in `objects`. Several threads can use it."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._lock = threads.Lock()
+        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._cached = 0
+
+    def messages(
+        self,
+        part: TierRange,
+        queue: tuple[str, int],
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        tags_codes: frozenset[int] | None,
+    ) -> TierMessages:
+        """Returns records of a range, at least one unless none matches.
+
+        Args:
+            part: The range that contains the offset.
+            queue: The topic and the queue id.
+            offset: The first queue offset to read.
+            max_messages: Maximum number of records.
+            max_bytes: Maximum size of the records, in bytes. The first one may be larger.
+            tags_codes: Only records with one of these tags codes are returned; None accepts all.
+
+        Raises:
+            OSError: The objects can't be read.
+            StoreError: An object is shorter than its manifest says.
+        """
+        deadline = monotonic() + _READ_S
+        count = min(part.end - offset, _UNITS)
+        begin = part.position + (offset - part.first) * UNIT_SIZE
+        units = self._bytes(object_name(QUEUES, part.segment.base), begin, count * UNIT_SIZE)
+        records: list[bytes] = []
+        total = 0
+        first = offset
+        for physical_offset, size, tags_code in UNIT.iter_unpack(units):
+            if len(records) >= max_messages or (records and total + size > max_bytes):
+                break
+            if offset > first and monotonic() >= deadline:
+                break
+            if size != FILLER_SIZE and (tags_codes is None or tags_code in tags_codes):
+                record = self._record(part.segment, queue, offset, physical_offset, size)
+                if record is not None:
+                    records.append(record)
+                    total += size
+            offset += 1
+        return TierMessages(records, offset)
+
+    def offset_by_time(self, part: TierRange, timestamp_ms: int, *, upper: bool) -> int:
+        """Returns the first queue offset of a range that was stored at or after the time; with `upper`, after it.
+
+        Returns the end of the range if there is none. Raises as `messages` does.
+        """
+        low, high = part.first, part.end
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._store_time(part, middle)
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _store_time(self, part: TierRange, offset: int) -> int:
+        """Returns the store timestamp of a message in ms; -1 for a damaged one. Reads only a few bytes."""
+        at = part.position + (offset - part.first) * UNIT_SIZE
+        unit = self._objects.read(object_name(QUEUES, part.segment.base), at, UNIT_SIZE)
+        if len(unit) < UNIT_SIZE:
+            raise _too_short(object_name(QUEUES, part.segment.base))
+        physical_offset, size, _ = UNIT.unpack(unit)
+        at = physical_offset - part.segment.base
+        if size < FIXED_SIZE_V4 or not 0 <= at <= part.segment.size - FIXED_SIZE_V4:
+            return -1
+        head = self._objects.read(object_name(LOG, part.segment.base), at, FIXED_SIZE_V4)
+        if len(head) < FIXED_SIZE_V4:
+            raise _too_short(object_name(LOG, part.segment.base))
+        return store_timestamp_at(head, 0)
+
+    def _record(
+        self, segment: Segment, queue: tuple[str, int], offset: int, physical_offset: int, size: int
+    ) -> bytes | None:
+        """Returns the record of a unit; None if it is damaged."""
+        topic, queue_id = queue
+        at = physical_offset - segment.base
+        problem = "its unit points to no record of the segment"
+        if size >= FIXED_SIZE_V4 and 0 <= at <= segment.size - size:
+            data = self._bytes(object_name(LOG, segment.base), at, size)
+            try:
+                record = decode_record(data)
+            except RecordError as e:
+                problem = str(e)
+            else:
+                found = record.size, record.physical_offset, record.queue_offset, record.queue_id, record.topic
+                if found == (size, physical_offset, offset, queue_id, topic.encode()):
+                    return data
+                problem = "another record is at its position"
+        log.warning(
+            "message %d of %s-%d in the segment %020d of %s is skipped: %s",
+            offset,
+            topic,
+            queue_id,
+            segment.base,
+            self._objects,
+            problem,
+        )
+        return None
+
+    def _bytes(self, name: str, start: int, size: int) -> bytes:
+        """Returns `size` bytes of an object. Raises OSError, and StoreError if the object ends before them."""
+        parts = []
+        end = start + size
+        while start < end:
+            number, at = divmod(start, BLOCK_BYTES)
+            part = self._block(name, number)[at : at + end - start]
+            if not part:
+                raise _too_short(f"{self._objects}/{name}")
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _block(self, name: str, number: int) -> bytes:
+        key = name, number
+        with self._lock:
+            if (block := self._blocks.get(key)) is not None:
+                self._blocks.move_to_end(key)
+                return block
+        block = self._objects.read(name, number * BLOCK_BYTES, BLOCK_BYTES)
+        with self._lock:
+            if key not in self._blocks:
+                self._blocks[key] = block
+                self._cached += len(block)
+            while self._cached > CACHE_BYTES:
+                self._cached -= len(self._blocks.popitem(last=False)[1])
+        return block
+
+
+def _too_short(name: str) -> StoreError:
+    return StoreError(f"{name} is shorter than its manifest says")

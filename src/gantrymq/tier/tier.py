@@ -1,0 +1,155 @@
+"""Tier: the tier of one broker. It decides which log files may be deleted, and reads messages for consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gantrymq.errors import RequestRefused, StoreError
+from gantrymq.limits import MIB, TIER_READS
+from gantrymq.logs import peer_log
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.tier.catalog import TierCatalog, TierRange
+from gantrymq.tier.objects import Objects
+from gantrymq.tier.pool import TierThreads
+from gantrymq.tier.reader import TierReader
+
+log = peer_log(__name__)
+
+_READ_THREADS = 4
+#: Timeout of a read, in seconds. Clients wait longer for the response.
+_READ_TIMEOUT_S = 10.0
+#: Maximum size of the records of one read, in bytes.
+_READ_BYTES = MIB
+#: Maximum number of messages that one read evaluates a SQL92 filter for. This blocks the event loop.
+_MATCHED_MESSAGES = 32
+
+
+class Tier:
+    """The segments in `objects`. All methods must be called on the event loop.
+
+    Attributes:
+        catalog: The segments. None until they are loaded, and if they belong to another store.
+        lost_segments: Number of log files that were deleted without a copy, because the disk was full.
+        failed_reads: Number of reads that failed or timed out.
+        messages_out: Number of messages that were read.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+        self.catalog: TierCatalog | None = None
+        self.lost_segments = 0
+        self.failed_reads = 0
+        self.messages_out = 0
+        self._reader = TierReader(objects)
+        self._threads = TierThreads("gantry-tier-read", _READ_THREADS, TIER_READS)
+
+    def use(self, catalog: TierCatalog | None) -> None:
+        """Sets the segments; None if they are unknown."""
+        self.catalog = catalog
+
+    def close(self) -> None:
+        """Stops the threads."""
+        self._threads.close()
+
+    # -- deletion of log files ----------------------------------------------------------------------------------
+
+    def may_delete(self, begin: int, end: int, is_full: bool) -> bool:
+        """See `LowerTier.may_delete`. On a full disk, a file is deleted even if it was not copied."""
+        if self.catalog is not None and begin in self.catalog:
+            return True
+        if is_full:
+            self.lost_segments += 1
+            log.error(
+                "the disk is full: the log from %d to %d is deleted, although it is not in %s", begin, end, self.objects
+            )
+        return is_full
+
+    def has_messages_of(self, queue: ConsumeQueue) -> bool:
+        """See `LowerTier.has_messages_of`. True while the segments are unknown."""
+        return self.catalog is None or bool(self._ranges(queue))
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def min_offset(self, queue: ConsumeQueue) -> int:
+        """Returns the first queue offset in the tier or in the log. Raises as `get` does."""
+        ranges = self._ranges(queue)
+        return ranges[0].first if ranges else queue.min_offset
+
+    async def get(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        tags_codes: frozenset[int] | None = None,
+        matches: Callable[[memoryview], bool] | None = None,
+    ) -> GetResult:
+        """Returns records from a queue offset on that is less than the queue's `min_offset`.
+
+        The arguments are those of `MessageStore.get`, as is the result for an offset before `min_offset`. A result has
+        only messages of one segment. Raises RequestRefused if the segments are unknown or can't be read in time.
+        """
+        ranges = self._ranges(queue)
+        min_offset = ranges[0].first if ranges else queue.min_offset
+        part = next((part for part in ranges if part.first <= offset < part.end), None)
+        if part is None:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, min_offset, min_offset, queue.max_offset)
+        max_bytes = min(max_bytes, _READ_BYTES)
+        if matches is not None:
+            max_messages = min(max_messages, _MATCHED_MESSAGES)
+        call = partial(
+            self._reader.messages, part, (queue.topic, queue.queue_id), offset, max_messages, max_bytes, tags_codes
+        )
+        try:
+            found = await self._threads.run(call, _READ_TIMEOUT_S)
+        except (OSError, StoreError) as e:
+            raise self._failed(e) from e
+        result = GetResult(GetStatus.NO_MATCHED_MESSAGE, found.next_offset, min_offset, queue.max_offset)
+        result.buffers.extend(record for record in found.records if matches is None or matches(memoryview(record)))
+        if result.buffers:
+            result.status = GetStatus.FOUND
+            result.message_count = len(result.buffers)
+            result.size = sum(map(len, result.buffers))
+        self.messages_out += result.message_count
+        return result
+
+    async def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, upper: bool = False) -> int | None:
+        """Returns the same as `MessageStore.offset_by_time` if all messages of the log are newer than the time.
+
+        None if the offset is not in the tier. Raises as `get` does.
+        """
+        ranges = self._ranges(queue)
+        for part in ranges:
+            # All records of earlier segments were stored before this one ended.
+            if part.segment.end_timestamp < timestamp_ms:
+                continue
+            try:
+                found = await self._threads.run(
+                    partial(self._reader.offset_by_time, part, timestamp_ms, upper=upper), _READ_TIMEOUT_S
+                )
+            except (OSError, StoreError) as e:
+                raise self._failed(e) from e
+            if found < part.end:
+                return max(found - 1, ranges[0].first) if upper else found
+        return ranges[-1].end - 1 if upper and ranges else None
+
+    def _ranges(self, queue: ConsumeQueue) -> list[TierRange]:
+        # A queue that begins at 0 needs no tier, so consumers of new topics do not depend on it.
+        if not queue.log_min_offset or not queue.may_have_older:
+            return []
+        if self.catalog is None:
+            raise _refusal(f"the segments in {self.objects} are not known yet: try again later")
+        return self.catalog.ranges(queue.topic, queue.queue_id, queue.log_min_offset)
+
+    def _failed(self, error: Exception) -> RequestRefused:
+        self.failed_reads += 1
+        log.warning("%s can't be read: %s", self.objects, error or "no response in time")
+        return _refusal(f"the tier can't be read: try again later ({type(error).__name__})")
+
+
+def _refusal(text: str) -> RequestRefused:
+    """Returns the error after which consumers repeat their request. They must not skip the messages of the tier."""
+    return RequestRefused(ResponseCode.SYSTEM_BUSY, text)

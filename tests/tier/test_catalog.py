@@ -1,0 +1,102 @@
+"""Which messages of a queue consumers may read from a tier."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.errors import StoreError
+from gantrymq.tier.catalog import TierCatalog
+from gantrymq.tier.segment import VERSION, Manifest, QueueRange, decode_manifest, encode_manifest
+
+
+def manifest(base: int, *queues: tuple[str, int, int, int]) -> Manifest:
+    return Manifest(VERSION, base, 1000, base, base + 1000, 0, [QueueRange(*queue) for queue in queues])
+
+
+def offsets(catalog: TierCatalog, topic: str, end: int) -> list[tuple[int, int, int]]:
+    """Returns the base of the segment, the first offset and the end of each range."""
+    return [(part.segment.base, part.first, part.end) for part in catalog.ranges(topic, 0, end)]
+
+
+def test_the_ranges_before_the_log() -> None:
+    catalog = TierCatalog()
+    catalog.add(manifest(1000, ("b", 0, 5, 5), ("a", 0, 10, 10)))
+    catalog.add(manifest(0, ("a", 0, 0, 10)))
+    catalog.add(manifest(3000, ("a", 0, 20, 5)))
+    assert [segment.base for segment in catalog] == [0, 1000, 3000]
+    assert (catalog.end, catalog.size) == (4000, 3000)
+    assert 1000 in catalog
+    assert 2000 not in catalog
+    # The last segment is still in the log.
+    assert offsets(catalog, "a", 20) == [(0, 0, 10), (1000, 10, 20)]
+    assert offsets(catalog, "a", 25) == [(0, 0, 10), (1000, 10, 20), (3000, 20, 25)]
+    assert offsets(catalog, "a", 26) == []
+    assert offsets(catalog, "c", 26) == []
+    # The units of `a` follow those of `b`.
+    assert [part.position for part in catalog.ranges("a", 0, 20)] == [0, 100]
+    catalog.remove(0)
+    assert offsets(catalog, "a", 20) == [(1000, 10, 20)]
+    assert offsets(catalog, "b", 10) == [(1000, 5, 10)]
+
+
+def test_messages_of_a_deleted_topic() -> None:
+    """A topic of the same name begins again at the offset 0."""
+    catalog = TierCatalog()
+    catalog.add(manifest(0, ("a", 0, 0, 50)))
+    catalog.add(manifest(1000, ("a", 0, 0, 30)))
+    catalog.add(manifest(2000, ("a", 0, 30, 70)))
+    assert offsets(catalog, "a", 0) == []
+    assert offsets(catalog, "a", 100) == [(1000, 0, 30), (2000, 30, 100)]
+
+
+def test_messages_before_a_gap() -> None:
+    catalog = TierCatalog()
+    catalog.add(manifest(0, ("a", 0, 0, 50)))
+    catalog.add(manifest(2000, ("a", 0, 60, 10)))
+    assert offsets(catalog, "a", 70) == [(2000, 60, 70)]
+
+
+def test_a_segment_that_is_copied_again() -> None:
+    catalog = TierCatalog()
+    catalog.add(manifest(0, ("a", 0, 0, 50)))
+    catalog.add(manifest(0, ("a", 0, 0, 40)))
+    assert offsets(catalog, "a", 40) == [(0, 0, 40)]
+    assert len(catalog) == 1
+
+
+def test_the_limit_of_ranges() -> None:
+    """The newest segments are visible. All segments are there, so that they expire."""
+    catalog = TierCatalog(most_ranges=3)
+    for number in range(5):
+        catalog.add(manifest(number * 1000, ("a", 0, number * 10, 10), ("b", 0, number * 10, 10)))
+    assert len(catalog) == 5
+    assert offsets(catalog, "a", 50) == [(4000, 40, 50)]
+    catalog.remove(0)
+    catalog.remove(4000)
+    assert offsets(catalog, "a", 50) == []
+    catalog.add(manifest(3000, ("a", 0, 30, 10)))
+    assert offsets(catalog, "a", 40) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"[]",
+        lambda data: b"\xff\xfe",
+        lambda data: data.replace(b'"version":1', b'"version":2'),
+        lambda data: data.replace(b'"base":1000', b'"base":2000'),
+        lambda data: data.replace(b'"size":1000', b'"size":-1'),
+        lambda data: data.replace(b'"indexSize":0', b'"indexSize":7'),
+        lambda data: data.replace(b'["a",0,10,10]', b'["a",0,-10,10]'),
+        lambda data: data.replace(b'["a",0,10,10]', b'["a",0,10,0]'),
+        lambda data: data.replace(b'["a",0,10,10]', b'["a"]'),
+    ],
+)
+def test_a_damaged_manifest(damage: object) -> None:
+    data = encode_manifest(manifest(1000, ("a", 0, 10, 10)))
+    assert decode_manifest(data, 1000) == manifest(1000, ("a", 0, 10, 10))
+    damaged = damage(data)  # type: ignore[operator]
+    assert damaged != data
+    with pytest.raises(StoreError, match="segment 00000000000000001000"):
+        decode_manifest(damaged, 1000)
