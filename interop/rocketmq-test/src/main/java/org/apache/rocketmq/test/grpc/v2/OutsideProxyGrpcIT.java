@@ -1,0 +1,29 @@
+package org.apache.rocketmq.test.grpc.v2;
+
+import io.grpc.Channel;
+import java.util.UUID;
+import org.apache.rocketmq.common.constant.GrpcConstants;
+import org.junit.After;
+import org.junit.Before;
+
+/**
+ * The tests of ClusterGrpcIT with a proxy outside of this JVM. The system property gantry.proxy.port is its port on
+ * 127.0.0.1.
+ */
+public class OutsideProxyGrpcIT extends ClusterGrpcIT {
+    @Override
+    @Before
+    public void setUp() throws Exception {
+        header.put(GrpcConstants.CLIENT_ID, "client-id" + UUID.randomUUID());
+        header.put(GrpcConstants.LANGUAGE, "JAVA");
+        Channel channel = createChannel(Integer.getInteger("gantry.proxy.port"));
+        blockingStub = createBlockingStub(channel);
+        stub = createStub(channel);
+    }
+
+    @Override
+    @After
+    public void tearDown() {
+        shutdown();
+    }
+}
