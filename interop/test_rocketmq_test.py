@@ -83,7 +83,7 @@ _NOT_RUN = {
 #: The tests of a class: the lines of RunClass.
 Tests = list[dict[str, str]]
 #: Number of classes that run at the same time.
-_AT_ONCE = 3
+_AT_ONCE = 4
 #: The number of brokers that the classes expect.
 _BROKERS = 3
 #: Time limit of a class, in seconds. The slowest class needs five minutes.

@@ -3,6 +3,8 @@ package org.gantrymq.interop.suite;
 import com.alibaba.fastjson2.JSON;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.remoting.protocol.ResponseCode;
 import org.junit.runner.Description;
 import org.junit.runner.JUnitCore;
 import org.junit.runner.notification.Failure;
@@ -10,7 +12,7 @@ import org.junit.runner.notification.RunListener;
 
 /**
  * Runs the JUnit tests of one class. Prints one line of JSON for each test: its name, its state ("passed", "failed" or
- * "not run") and the reason.
+ * "not run") and the reason. A test that sends a request which the broker does not support is "not run".
  */
 public final class RunClass extends RunListener {
     private static final int REASON_LENGTH = 4000;
@@ -40,6 +42,13 @@ public final class RunClass extends RunListener {
     @Override
     public void testFailure(Failure failure) {
         ended = true;
+        for (Throwable cause = failure.getException(); cause != null; cause = cause.getCause()) {
+            if (cause instanceof MQBrokerException refusal
+                && refusal.getResponseCode() == ResponseCode.REQUEST_CODE_NOT_SUPPORTED) {
+                print(failure.getDescription(), "not run", refusal.getErrorMessage());
+                return;
+            }
+        }
         String trace = failure.getTrimmedTrace();
         print(failure.getDescription(), "failed", trace.substring(0, Math.min(trace.length(), REASON_LENGTH)));
     }
