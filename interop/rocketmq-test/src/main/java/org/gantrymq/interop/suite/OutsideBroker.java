@@ -284,9 +284,15 @@ public final class OutsideBroker extends BrokerController {
     }
 
     private final class Groups extends SubscriptionGroupManager {
+        /** Returns a new configuration for an unknown group: Java's broker creates the group. */
         @Override
         public SubscriptionGroupConfig findSubscriptionGroupConfig(String group) {
-            return call(() -> admin.examineSubscriptionGroupConfig(address, group));
+            SubscriptionGroupConfig found = call(() -> admin.examineSubscriptionGroupConfig(address, group));
+            if (found == null) {
+                found = new SubscriptionGroupConfig();
+                found.setGroupName(group);
+            }
+            return found;
         }
 
         @Override
