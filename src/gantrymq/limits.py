@@ -137,6 +137,12 @@ _BYTES_OF_RATE_LIMIT = 512
 DEDUPLICATION_IDS = 500_000
 _BYTES_OF_DEDUPLICATION_ID = 350
 
+#: Light queues that a message names (`protocol/multi_dispatch.py`). Each takes up to 30 us. Java has no limit.
+LIGHT_QUEUES_OF_MESSAGE = 200
+#: Offsets of light groups in light queues (`broker/tables/consumer_offsets.py`). One takes about 250 bytes, in addition
+#: to the sum below: brokers have no light queues by default.
+LIGHT_OFFSETS = 2_000_000
+
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 
 #: Requests that handlers process, bytes (`proxy/request_memory.py`). A body is copied two or three times before it

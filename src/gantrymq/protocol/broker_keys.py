@@ -86,5 +86,6 @@ READ_AT_START = frozenset(
         "mappedFileSizeTimerLog",
         "compactionMappedFileSize",
         "compactionCqMappedFileSize",
+        "enableLmq",
     }
 )

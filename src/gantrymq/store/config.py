@@ -68,6 +68,10 @@ class StoreConfig:
       `compaction_cq_mapped_file_size`. Full files are compacted every `compaction_schedule_internal` ms. A compaction
       uses `max_offset_map_size` of memory for keys.
     - A message without a body stays for `compaction_tombstone_retention_ms`. Java has no such setting.
+
+    Light queues:
+    - With `enable_lmq`, a message is dispatched to the light queues that its property INNER_MULTI_DISPATCH names. A
+      change takes effect at the next start.
     """
 
     store_path_root_dir: Path
@@ -118,6 +122,7 @@ class StoreConfig:
     compaction_schedule_internal: int = bounded(15 * 60 * 1000, 1, DAY_MS)
     max_offset_map_size: int = bounded(100 * 1024 * 1024, 4096, MAX_INT)
     compaction_tombstone_retention_ms: int = bounded(DAY_MS, 0, MAX_INT)
+    enable_lmq: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -158,6 +163,10 @@ class StoreConfig:
     @property
     def index_directory(self) -> Path:
         return self.store_path_root_dir / "index"
+
+    @property
+    def light_queue_directory(self) -> Path:
+        return self.store_path_root_dir / "lightqueue"
 
     @property
     def config_directory(self) -> Path:
