@@ -97,11 +97,12 @@ class MessageStore:
         self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
         #: The light queues; None without `enable_lmq`.
         self.light: LightQueues | None = None
+        self._light_units = UnitDatabase(config.light_queue_directory)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
         self.append = writer.append
         if config.enable_lmq:
-            self.light = LightQueues(self._log, UnitDatabase(config.light_queue_directory), preallocation)
+            self.light = LightQueues(self._log, self._light_units, preallocation)
             self.append = LightMessageWriter(writer.append, self.light).append
         self.begin_batch = writer.begin_batch
         self.append_batch = writer.append_batch
@@ -176,9 +177,9 @@ class MessageStore:
             stack.callback(threads.stop)
             threads.start()
             if self.light is not None:
-                report = self._jobs.report("commit the units of light queues")
+                report = self._jobs.report("flush the units of light queues")
                 interval_s = config.flush_interval_consume_queue_ms / 1000
-                flusher = LightQueueFlusher(self.light, self._log, interval_s, report)
+                flusher = LightQueueFlusher(self._light_units, self._log, interval_s, report)
                 flusher.start()
                 stack.callback(flusher.stop)
             self._threads = threads
@@ -223,6 +224,8 @@ class MessageStore:
                 self._log.flush()
                 self._index.close(flush=True)
                 threads.queue_flusher.flush(thorough=True)
+                if self.light is not None:
+                    self.light.flush()
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
@@ -572,7 +575,8 @@ class MessageStore:
             if self._trash and self._threads is not None:
                 self._threads.queue_flusher.wake()
             is_advancing = self._topic_retention.run(now_ms)
-        return has_more or is_advancing
+        is_expiring = self.light is not None and self.light.expire()
+        return has_more or is_advancing or is_expiring
 
     def apply_topic_retention(self, now_ms: int) -> None:
         """Advances all queues past their expired messages. Call it after `open`, before the first read.

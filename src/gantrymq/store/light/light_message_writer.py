@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantrymq.protocol.multi_dispatch import DISPATCH_MARK, allows_light_queues, named_queues
+from gantrymq.errors import RecordError
+from gantrymq.protocol.multi_dispatch import DISPATCH_MARK, allows_light_queues, named_queues, with_queue_offsets
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.store.message_writer import PutResult
+
+_DISPATCH_TEXT = DISPATCH_MARK.decode()
 
 
 class LightMessageWriter:
@@ -33,10 +37,16 @@ class LightMessageWriter:
     ) -> PutResult:
         """Stores a message as `MessageWriter.append` does, and dispatches it to the light queues that it names.
 
-        Raises the errors of `MessageWriter.append` and of `LightQueues.append`; nothing is stored then.
+        Raises the errors of `MessageWriter.append`, StoreError, and RecordError if the properties become too long.
+        Nothing is stored then.
         """
 
-        def append(properties: bytes) -> PutResult:
+        queues = None
+        # `in` takes 45 ns in a str and 300 ns in bytes.
+        is_named = _DISPATCH_TEXT in properties.decode("latin-1")
+        if is_named and not sys_flag & TRANSACTION_PREPARED and allows_light_queues(queue.topic):
+            queues = self._queues.named(named_queues(properties))
+        if not queues:
             return self._append(
                 queue,
                 flag,
@@ -49,9 +59,20 @@ class LightMessageWriter:
                 tags_code,
                 prepared_transaction_offset,
             )
-
-        if DISPATCH_MARK in properties and not sys_flag & TRANSACTION_PREPARED and allows_light_queues(queue.topic):
-            names = named_queues(properties)
-            if names:
-                return self._queues.append(append, names, properties, tags_code)
-        return append(properties)
+        properties = with_queue_offsets(properties, [None if light is None else light.max_offset for light in queues])
+        if len(properties) > MAX_PROPERTIES_LENGTH:
+            raise RecordError(f"properties of {len(properties)} bytes, with the offsets in {len(queues)} light queues")
+        result = self._append(
+            queue,
+            flag,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            reconsume_times,
+            body,
+            properties,
+            tags_code,
+            prepared_transaction_offset,
+        )
+        self._queues.add(queues, result, tags_code)
+        return result

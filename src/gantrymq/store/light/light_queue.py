@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 from gantrymq.errors import StoreError
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, MULTI_DISPATCH
 from gantrymq.store.config import UNIT_SIZE
@@ -19,23 +17,20 @@ _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 class LightQueue(ConsumeQueue):
     """The light queue `name`. Its units are in the database; the last ones are in memory until they are committed.
 
-    `row_id` identifies the queue in the database. It is None until the queue has its first unit. `lock` guards the
-    units in memory, because another thread commits them.
+    `row_id` identifies the queue in the database. It is None until the queue has its first unit.
     """
 
-    __slots__ = ("__weakref__", "_database", "_lock", "_tail", "_tail_offset", "log_begin", "row_id")
+    __slots__ = ("__weakref__", "_database", "_tail", "_tail_offset", "log_begin", "row_id")
 
     def __init__(
         self,
         name: str,
         database: UnitDatabase,
-        lock: AbstractContextManager[object],
         mappings: QueueMappings,
         preallocation: Preallocation,
     ) -> None:
         super().__init__(name, LIGHT_QUEUE_ID, database.path.parent, UNIT_SIZE, mappings, preallocation)
         self._database = database
-        self._lock = lock
         self.row_id: int | None = None
         #: The start of the log for which `min_offset` was computed.
         self.log_begin = 0
@@ -62,11 +57,10 @@ class LightQueue(ConsumeQueue):
         count = min(count, self.max_offset - offset)
         if offset < 0 or count <= 0 or self.row_id is None:
             return b""
-        with self._lock:
-            begin = self._tail_offset
-            if offset >= begin:
-                at = (offset - begin) * UNIT_SIZE
-                return bytes(self._tail[at : at + count * UNIT_SIZE])
+        begin = self._tail_offset
+        if offset >= begin:
+            at = (offset - begin) * UNIT_SIZE
+            return bytes(self._tail[at : at + count * UNIT_SIZE])
         found = self._database.units(self.row_id, offset, min(offset + count, begin))
         packed = bytearray()
         following = offset
@@ -86,34 +80,31 @@ class LightQueue(ConsumeQueue):
     # -- writing ------------------------------------------------------------------------------------------------
 
     def begin_at(self, row_id: int | None, offset: int) -> None:
-        """Sets the next offset. The units before it are in the database. The caller has the lock."""
+        """Sets the next offset. The units before it are in the database."""
         self.row_id = row_id
         self._tail.clear()
         self._tail_offset = self.max_offset = offset
 
     def add(self, unit: Unit) -> None:
-        """Adds the next unit. The caller has the lock."""
+        """Adds the next unit."""
         self._tail += _pack_unit(*unit)
         self.max_offset += 1
 
-    def committed(self, end: int) -> None:
-        """Removes the units before the queue offset `end` from memory. The caller has the lock."""
-        count = end - self._tail_offset
-        if count > 0:
-            del self._tail[: count * UNIT_SIZE]
-            self._tail_offset = end
+    def committed(self) -> None:
+        """Removes the units from memory, because the database has them."""
+        self._tail.clear()
+        self._tail_offset = self.max_offset
 
     def correct_min_offset(self, min_physical_offset: int, first: Unit | None = None) -> None:
         """Updates `min_offset` to the start of the log."""
-        with self._lock:
-            begin, tail = self._tail_offset, bytes(self._tail)
         found = None if self.row_id is None else self._database.first_offset(self.row_id, min_physical_offset)
         if found is None:
-            found = begin + sum(unit[0] < min_physical_offset for unit in UNIT.iter_unpack(tail))
+            expired = sum(unit[0] < min_physical_offset for unit in UNIT.iter_unpack(self._tail))
+            found = self._tail_offset + expired
         self.min_offset = self.log_min_offset = found
         self.log_begin = min_physical_offset
 
     def begin_after_gap(self, offset: int) -> None:
-        """Makes `offset` the first and next offset of a queue without units. The caller has the lock."""
+        """Makes `offset` the first and next offset of a queue without units."""
         self.begin_at(self.row_id, offset)
         self.min_offset = self.log_min_offset = offset
