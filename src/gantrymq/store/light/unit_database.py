@@ -44,6 +44,9 @@ INSERT INTO state VALUES (0);
 """
 #: Page cache of a connection, in KiB. It has the inner pages of the index for tens of millions of units.
 _CACHE_KIB = 32 * 1024
+#: If the write-ahead log has this number of pages, 16 MB, a commit ends it. `checkpoint` can't while commits go on, but
+#: it has moved almost all pages before.
+_MOST_WAL_PAGES = 4000
 #: Number of expired units that one transaction deletes. It takes about 5 ms.
 _EXPIRED_AT_ONCE = 1000
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -98,7 +101,7 @@ class UnitDatabase:
         settings = (
             "journal_mode = WAL",
             "synchronous = NORMAL",
-            "wal_autocheckpoint = 0",
+            f"wal_autocheckpoint = {_MOST_WAL_PAGES}",
             f"cache_size = -{_CACHE_KIB}",
         )
         for setting in settings:
