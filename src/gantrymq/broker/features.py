@@ -32,6 +32,7 @@ from gantrymq.broker.controller import ControllerRequests, ReplicasManager
 from gantrymq.broker.delay import DelayLevels, Delays, Recall, Timer
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.index_builder import IndexBuilder
+from gantrymq.broker.light_queue_commits import LightQueueCommits
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.name_server_lookup import NameServerLookup
 from gantrymq.broker.pop import PopService
@@ -137,6 +138,7 @@ class Features:
             NameServerLookup(context),
             runtime,
             IndexBuilder(store, jobs),
+            *([LightQueueCommits(store.light, jobs)] if store.light is not None else []),
             StoreAdmin(context),
             Compaction(context, replication=replication),
             *([TieredStorage(context, tier=context.tier)] if context.tier is not None else []),

@@ -87,5 +87,6 @@ READ_AT_START = frozenset(
         "mappedFileSizeTimerLog",
         "compactionMappedFileSize",
         "compactionCqMappedFileSize",
+        "enableLmq",
     }
 )

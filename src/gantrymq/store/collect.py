@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _LEAST_PULL_BYTES = 100
 #: Maximum time to evaluate `matches` for one result, in seconds. The next request continues after the last checked
 #: record.
-_MATCHING_S = 0.003
+MATCHING_S = 0.003
 
 #: Above this number of tags codes, passing them to native code on each pull costs more time than it saves.
 _FEW_CODES = 100
@@ -73,7 +73,7 @@ def collect(
         most = min(max_messages, config.max_transfer_count_on_message_in_disk)
         most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
     # Limits the time for an expensive filter.
-    matching_ends = 0.0 if matches is None else monotonic() + _MATCHING_S
+    matching_ends = 0.0 if matches is None else monotonic() + MATCHING_S
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0

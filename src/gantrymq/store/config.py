@@ -73,6 +73,10 @@ class StoreConfig:
     - With `tiered_store_file_path`, full log files are copied into a directory, or below a URL of fsspec such as
       `s3://bucket/path`. Log files are deleted when their copies exist. "" turns it off.
     - Copies stay for `tiered_store_file_reserved_time` hours, and as long as the file of the log.
+
+    Light queues:
+    - With `enable_lmq`, a message is dispatched to the light queues that its property INNER_MULTI_DISPATCH names. A
+      change takes effect at the next start.
     """
 
     store_path_root_dir: Path
@@ -125,6 +129,7 @@ class StoreConfig:
     compaction_tombstone_retention_ms: int = bounded(DAY_MS, 0, MAX_INT)
     tiered_store_file_path: str = ""
     tiered_store_file_reserved_time: int = bounded(72, 0, MAX_INT)
+    enable_lmq: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -165,6 +170,10 @@ class StoreConfig:
     @property
     def index_directory(self) -> Path:
         return self.store_path_root_dir / "index"
+
+    @property
+    def light_queue_directory(self) -> Path:
+        return self.store_path_root_dir / "lightqueue"
 
     @property
     def config_directory(self) -> Path:

@@ -25,11 +25,14 @@ def records_with(commit_log: CommitLog, mark: bytes, start: int) -> Iterator[Rec
     return (record for record in look_for_records(commit_log, mark, start) if record is not None)
 
 
-def look_for_records(commit_log: CommitLog, mark: bytes, start: int) -> Iterator[Record | None]:
-    """Yields the same records as `records_with`, and None from time to time. After a None the log may have changed."""
+def look_for_records(commit_log: CommitLog, mark: bytes, start: int, end: int | None = None) -> Iterator[Record | None]:
+    """Yields the same records as `records_with`, and None from time to time. After a None the log may have changed.
+
+    Records from the physical offset `end` on are not read.
+    """
     at = start
     looked_at, step_end = 0, start + _STEP_BYTES
-    while (found := commit_log.view_at(at)) is not None:
+    while (end is None or at < end) and (found := commit_log.view_at(at)) is not None:
         view, base = found
         pos = at - base
         size, magic = _unpack_head(view, pos) if pos + BLANK_SIZE <= len(view) else (0, 0)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreError
+from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.store.checkpoint import load_checkpoint
@@ -27,6 +28,11 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
+from gantrymq.store.light.light_collect import collect_light
+from gantrymq.store.light.light_message_writer import LightMessageWriter
+from gantrymq.store.light.light_queue import LightQueue
+from gantrymq.store.light.light_queues import LightQueueFlusher, LightQueues
+from gantrymq.store.light.unit_database import UnitDatabase
 from gantrymq.store.log_paths import LogPaths
 from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
@@ -113,9 +119,15 @@ class MessageStore:
             config, self._log, self._queues, self._index, self._trash, self.compaction.needed_from, lower_tier
         )
         self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
+        #: The light queues; None without `enable_lmq`.
+        self.light: LightQueues | None = None
+        self._light_units = UnitDatabase(config.light_queue_directory)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
         self.append = writer.append
+        if config.enable_lmq:
+            self.light = LightQueues(self._log, self._light_units, preallocation)
+            self.append = LightMessageWriter(writer.append, self.light).append
         self.begin_batch = writer.begin_batch
         self.append_batch = writer.append_batch
         self.append_sends = writer.append_sends
@@ -134,7 +146,10 @@ class MessageStore:
             parse_delay_levels(config.message_delay_level),
             self._alone,
             needs_crc=config.force_verify_prop_crc,
+            **({} if self.light is None else {"dispatch": self.light.dispatch_copied}),
         )
+        if self.light is not None:
+            self.replica.cut_listeners.append(self.light.log_was_cut)
         #: Undoes the steps of `open` in `close`.
         self._open = ExitStack()
 
@@ -167,6 +182,9 @@ class MessageStore:
                 self.compaction.load(was_aborted=directory.was_aborted)
                 if config.message_index_enable:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
+                if self.light is not None:
+                    stack.callback(self.light.close)
+                    self.light.open(progress)
                 directory.mark_in_use()
             except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
@@ -182,6 +200,12 @@ class MessageStore:
             )
             stack.callback(threads.stop)
             threads.start()
+            if self.light is not None:
+                report = self._jobs.report("flush the units of light queues")
+                interval_s = config.flush_interval_consume_queue_ms / 1000
+                flusher = LightQueueFlusher(self._light_units, self._log, interval_s, report)
+                flusher.start()
+                stack.callback(flusher.stop)
             self._threads = threads
             self._open = stack.pop_all()
         self._drop_torn()
@@ -224,6 +248,8 @@ class MessageStore:
                 self._log.flush()
                 self._index.close(flush=True)
                 threads.queue_flusher.flush(thorough=True)
+                if self.light is not None:
+                    self.light.flush()
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
@@ -236,6 +262,8 @@ class MessageStore:
         text = "this broker is a slave: messages go to its master, and come from there"
         with self.waiting():
             self.replica.show_all()
+        if self.light is not None:
+            self.light.set_slave(is_slave)
         if not is_slave and self._log.is_copy and self.replica.has_received:
             # The slave has received the lost records again from its master. Consumer offsets beyond the recovered
             # end are valid.
@@ -269,10 +297,16 @@ class MessageStore:
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Returns the queue; creates it if needed. Raises StoreError if the topic can't be a directory name."""
+        if self.light is not None and is_light_queue(topic):
+            if queue_id != LIGHT_QUEUE_ID:
+                raise StoreError(f"the light queue {topic} has no queue {queue_id}")
+            return self.light.queue(topic)
         return self._queues.get_or_create(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Returns the queue; None if it doesn't exist."""
+        """Returns the queue; None if it doesn't exist. A light queue without messages is empty."""
+        if self.light is not None and is_light_queue(topic):
+            return self.light.queue(topic) if queue_id == LIGHT_QUEUE_ID else None
         return self._queues.find(topic, queue_id)
 
     def topics(self) -> dict[str, list[int]]:
@@ -445,7 +479,8 @@ class MessageStore:
                     return result
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
-                collect(
+                # A light queue's records have other queue offsets.
+                (collect_light if type(queue) is LightQueue else collect)(
                     result,
                     units,
                     self._log,
@@ -613,7 +648,8 @@ class MessageStore:
             if self._trash and self._threads is not None:
                 self._threads.queue_flusher.wake()
             is_advancing = self._topic_retention.run(now_ms)
-        return has_more or is_advancing
+        is_expiring = self.light is not None and self.light.expire()
+        return has_more or is_advancing or is_expiring
 
     def apply_topic_retention(self, now_ms: int) -> None:
         """Advances all queues past their expired messages. Call it after `open`, before the first read.

@@ -14,7 +14,7 @@ Java's slave copies bytes without checks (`CommitLog.appendData`). It stops at d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from struct import Struct
 from zlib import crc32
@@ -77,7 +77,12 @@ class Replica:
         alone: Callable[[int], AbstractContextManager[None]],
         *,
         needs_crc: bool = False,
+        dispatch: Callable[[int], Collection[ConsumeQueue]] = lambda until: (),
     ) -> None:
+        """Creates the replica. `dispatch` adds the visible records before a physical offset to light queues.
+
+        It returns the light queues with new messages.
+        """
         self._log = commit_log
         self._queues = queues
         self._index = index
@@ -85,6 +90,7 @@ class Replica:
         self._delays_ms = delays_ms
         self._alone = alone
         self._needs_crc = needs_crc
+        self._dispatch = dispatch
         self._held = UnconfirmedUnits(commit_log, queues)
         #: The start of an incomplete record, and the number of bytes needed for the next check.
         self._unfinished = bytearray()
@@ -222,7 +228,9 @@ class Replica:
         self._held.until = None
 
     def _notify(self) -> list[ConsumeQueue]:
-        changed = list(self._changed_queues)
+        until = self._held.until
+        end = self._log.position if until is None else min(until, self._log.position)
+        changed = [*self._changed_queues, *self._dispatch(end)]
         self._changed_queues.clear()
         return changed
 

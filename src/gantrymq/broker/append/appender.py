@@ -77,6 +77,7 @@ class Appender:
         self.is_of_deleted = is_of_deleted
         self.store = store
         self.store_host = store_host
+        self._light = store.light
         self._polling = polling
         self.put_times = PutTimes(monotonic())
         #: The reason why the broker rejects all messages (`RunningFlags.makeFenced`). None while it accepts messages.
@@ -168,6 +169,8 @@ class Appender:
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e
         self.put_times.add(monotonic() - begin)
         self._arrived(queue)
+        if self._light is not None:
+            self.arrived(self._light.take_arrived())
         return result
 
     def arrived(self, queues: Iterable[ConsumeQueue]) -> None:

@@ -67,6 +67,7 @@ class BatchSends:
     ) -> None:
         self._config = context.config
         self._appender = appender
+        self._has_light_queues = appender.store.light is not None
         self._queues = queues
         self._pending_responses = waits.flush
         self._long_requests = context.long_requests
@@ -137,7 +138,8 @@ class BatchSends:
         If the topic has a deduplication window (`has_window`), leaves out the messages with known ids.
         """
         messages, start = request.body, 0
-        while start < len(messages):
+        # Native code removes no offsets of light queues.
+        while start < len(messages) and not self._has_light_queues:
             most = min(_NATIVE_BATCH_STEP, MAX_BATCH_MESSAGES - len(batch))
             following = batch.add_messages(messages, start, most, _POP_CK)
             if following == start:
@@ -154,6 +156,9 @@ class BatchSends:
             text = properties.decode("latin-1")
             if "POP_CK\x01" in text:
                 properties = without_property(properties, b"POP_CK")
+            if self._has_light_queues and "INNER_MULTI_QUEUE_OFFSET\x01" in text:
+                # Only the broker may set it, for a message that it dispatches.
+                properties = without_property(properties, b"INNER_MULTI_QUEUE_OFFSET")
             code = tags_code(find_property(properties, b"TAGS") or b"") if "TAGS\x01" in text else 0
             batch.add(flag, body, properties, code)
             if not count % _BATCH_STEP:

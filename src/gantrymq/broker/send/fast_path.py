@@ -37,6 +37,7 @@ from gantrymq.kernels import Native, interface
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.multi_dispatch import DISPATCH_MARK
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.send_response import SendResponses
@@ -104,8 +105,11 @@ class PlainSends:
         self._is_safe = self._pending_responses.is_used
         appender = self._appender
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
+            odd = [*_ODD, _CARELESS] if self._is_safe else list(_ODD)
+            if appender.store.light is not None:
+                odd.append((DISPATCH_MARK, None))
             self._new_sends = lambda: self._native.PlainSends(
-                [*_ODD, _CARELESS] if self._is_safe else _ODD,
+                odd,
                 _ODD_IN_BATCH,
                 own_properties,
                 appender.store_host,
@@ -201,6 +205,7 @@ class PlainSends:
             or options.reconsume_times
             or target.sys_flag & TRANSACTION_MASK
             or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
+            or (is_batch and self._appender.store.light is not None)
         )
         if is_plain and sends is not None:
             sends.allow(

@@ -17,7 +17,7 @@ from gantrymq.broker.replication import not_enough
 from gantrymq.broker.send.batches import BatchSends, StoredIds
 from gantrymq.broker.send.deduplication import deduplicate_id
 from gantrymq.broker.send.fast_path import PlainSends
-from gantrymq.broker.send.queues import SendQueues
+from gantrymq.broker.send.queues import SendQueues, check_dispatch
 from gantrymq.broker.send.retry_topics import RetryTopics
 from gantrymq.broker.transaction import HalfBatches, half_properties, half_queue
 from gantrymq.errors import RequestRefused, StoreBusy
@@ -72,6 +72,7 @@ class SendProcessor(Feature):
         self._appender = appender
         self._append = appender.append
         self._received = appender.received
+        self._has_light_queues = appender.store.light is not None
         self._topics = context.topics
         self._stats = context.stats
         self._transactions = context.stats.transactions
@@ -173,6 +174,8 @@ class SendProcessor(Feature):
         if self._is_safe and self._pending_responses.lacks_replicas and is_waited_for(properties):
             raise not_enough()
         properties = self._complete(properties, text)
+        if self._has_light_queues and "INNER_MULTI_DISPATCH\x01" in text:
+            check_dispatch(properties)
         if "_SYS_MSG_PRIORITY_\x01" in text:
             queue, properties = self._queues.by_priority(queue, properties)
         queue_id = queue.queue_id

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from gantrymq.broker.append import NORMAL, NewTopics, PreallocationWaits, message_type
 from gantrymq.broker.tables import BrokerTopics, RateLimits
 from gantrymq.errors import RequestRefused
+from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.multi_dispatch import dispatch_problem, is_light_queue
 from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
@@ -34,6 +36,13 @@ def check_key(topic: str, properties: bytes) -> None:
             ResponseCode.MESSAGE_ILLEGAL,
             f"Required message key is missing: topic {topic!r} keeps the last message of each key",
         )
+
+
+def check_dispatch(properties: bytes) -> None:
+    """Raises RequestRefused if a message can't be dispatched to the light queues that it names."""
+    problem = dispatch_problem(properties, LIGHT_QUEUES_OF_MESSAGE)
+    if problem is not None:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {problem}")
 
 
 class SendQueues:
@@ -147,7 +156,7 @@ class SendQueues:
         problem = topic_problem(topic)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
-        if not may_be_sent_to(topic):
+        if not may_be_sent_to(topic) or (self._store.light is not None and is_light_queue(topic)):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:

@@ -14,9 +14,12 @@ import msgspec
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables.discards import Discards
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
-from gantrymq.errors import BodyError, StoreError
+from gantrymq.errors import BodyError, RequestRefused, StoreError
+from gantrymq.limits import LIGHT_OFFSETS
 from gantrymq.protocol.bodies.topic_config import DataVersion
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
 from gantrymq.system import files
 
 OFFSETS_FILE = "consumerOffset.json"
@@ -28,6 +31,8 @@ class OffsetTable(msgspec.Struct, rename="camel"):
 
     #: "topic@group" -> queue id -> next queue offset to consume.
     offset_table: dict[str, dict[int, int]] = {}
+    #: "topic@group" -> next queue offset, of light groups in light queues. Java has them in lmqConsumerOffset.json.
+    lmq_offset_table: dict[str, int] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     discards: Discards = msgspec.field(name="gantryDiscards", default_factory=Discards)
 
@@ -59,17 +64,34 @@ class ConsumerOffsets(Feature):
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Returns the next offset to consume; None if the group has committed no offset."""
-        queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}")
-        return None if queues is None else queues.get(queue_id)
-
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Sets the next offset to consume. It may be lower than before."""
         key = f"{topic}{_SEPARATOR}{group}"
         queues = self._table.offset_table.get(key)
+        if queues is None:
+            return self._table.lmq_offset_table.get(key) if queue_id == LIGHT_QUEUE_ID else None
+        return queues.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Sets the next offset to consume. It may be lower than before.
+
+        Raises RequestRefused if the group and the queue are light, and there are too many offsets of such groups.
+        """
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._table.offset_table.get(key)
+        if queues is None and _is_light(topic, group, queue_id):
+            self._commit_light(key, offset)
+            return
         if queues is None:
             queues = self._table.offset_table[key] = {}
             self._added(topic, group)
         queues[queue_id] = offset
+        self._file.changed()
+
+    def _commit_light(self, key: str, offset: int) -> None:
+        # A million light groups would take gigabytes in `offset_table` and its indexes.
+        table = self._table.lmq_offset_table
+        if key not in table and len(table) >= LIGHT_OFFSETS:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"there are {len(table)} offsets of light groups already")
+        table[key] = offset
         self._file.changed()
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, log_end: int) -> None:
@@ -106,15 +128,27 @@ class ConsumerOffsets(Feature):
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """Returns the group's offsets in a topic, by queue id."""
-        return dict(self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}", {}))
+        key = f"{topic}{_SEPARATOR}{group}"
+        if key in self._table.lmq_offset_table:
+            return {LIGHT_QUEUE_ID: self._table.lmq_offset_table[key]}
+        return dict(self._table.offset_table.get(key, {}))
 
     def topics_of(self, group: str) -> set[str]:
         """Returns the topics in which a group has offsets."""
-        return set(self._topics.get(group, ()))
+        topics = set(self._topics.get(group, ()))
+        if is_light_queue(group):
+            # Without an index, because only administrators request it.
+            end = _SEPARATOR + group
+            topics.update(key.removesuffix(end) for key in self._table.lmq_offset_table if key.endswith(end))
+        return topics
 
     def groups_of(self, topic: str) -> set[str]:
         """Returns the groups that have offsets in a topic."""
-        return set(self._groups.get(topic, ()))
+        groups = set(self._groups.get(topic, ()))
+        if is_light_queue(topic):
+            start = topic + _SEPARATOR
+            groups.update(key.removeprefix(start) for key in self._table.lmq_offset_table if key.startswith(start))
+        return groups
 
     def clone(self, source: str, destination: str, topic: str) -> None:
         """Copies the offsets of `source` in a topic to `destination`. Changes nothing if `source` has none."""
@@ -141,6 +175,10 @@ class ConsumerOffsets(Feature):
                 topic, _, group = key.partition(_SEPARATOR)
                 self._added(topic, group)
                 is_changed = True
+        light = {key: offset for key, offset in master.lmq_offset_table.items() if offset >= 0}
+        if self._table.lmq_offset_table | light != self._table.lmq_offset_table:
+            self._table.lmq_offset_table.update(light)
+            is_changed = True
         if is_changed:
             self._file.changed()
 
@@ -158,6 +196,9 @@ class ConsumerOffsets(Feature):
                 own = self.query(group, topic, queue_id)
                 if own is None or offset > own:
                     self.commit(group, topic, queue_id, offset)
+        for key, offset in other.lmq_offset_table.items():
+            if offset > self._table.lmq_offset_table.get(key, -1):
+                self._commit_light(key, offset)
 
     def remove_group(self, group: str) -> None:
         """Removes a group's offsets in all topics."""
@@ -187,7 +228,12 @@ class ConsumerOffsets(Feature):
         self._topics.setdefault(group, set()).add(topic)
 
     def _remove(self, topic: str, group: str) -> None:
-        del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
+        key = f"{topic}{_SEPARATOR}{group}"
+        if self._table.lmq_offset_table.pop(key, None) is not None:
+            self._file.changed()
+        if key not in self._table.offset_table:
+            return
+        del self._table.offset_table[key]
         self._table.discards.resets.pop(f"{topic}{_SEPARATOR}{group}", None)
         for names, key, name in ((self._groups, topic, group), (self._topics, group, topic)):
             names[key].discard(name)
@@ -220,6 +266,10 @@ def read_deleted_topics(directory: Path) -> dict[str, int]:
         except OSError as e:
             raise StoreError(f"can't read {path}: {e}") from e
     return {}
+
+
+def _is_light(topic: str, group: str, queue_id: int) -> bool:
+    return queue_id == LIGHT_QUEUE_ID and is_light_queue(group) and is_light_queue(topic)
 
 
 def _without_negative(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:

@@ -11,6 +11,7 @@ from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import PERM_READ
+from gantrymq.protocol.multi_dispatch import is_light_queue
 from gantrymq.protocol.topic_name import PREDEFINED_GROUPS, SYSTEM_GROUP_PREFIX, group_problem
 
 __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
@@ -30,6 +31,8 @@ class SubscriptionGroupTable(Feature):
     def __init__(self, config: BrokerConfig, path: Path, *, persistence: TablePersistence) -> None:
         self._file = persistence.file(path, self._encode)
         self._config = config
+        #: A changed setting takes effect at the next start, as in the store.
+        self._has_light_queues = config.store.enable_lmq
         self._table = SubscriptionGroupWrapper()
 
     def load(self) -> None:
@@ -45,8 +48,11 @@ class SubscriptionGroupTable(Feature):
         return self._table
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """Returns a group, or None. Unlike `get`, it creates no group."""
-        return self._table.subscription_group_table.get(group)
+        """Returns a group, or None. Unlike `get`, it creates no group. With `enableLmq`, all light groups exist."""
+        config = self._table.subscription_group_table.get(group)
+        if config is None and self._has_light_queues and is_light_queue(group):
+            return SubscriptionGroupConfig(group)
+        return config
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
         """Returns a group, or None.
@@ -54,7 +60,7 @@ class SubscriptionGroupTable(Feature):
         If the group is missing, creates it, provided that its name is valid and there are fewer than
         MAX_MADE_BY_CLIENTS groups. If `autoCreateSubscriptionGroup` is off, creates only groups of tools and brokers.
         """
-        config = self._table.subscription_group_table.get(group)
+        config = self.find(group)
         if config is None and self._may_create(group) and group_problem(group) is None:
             if len(self._table.subscription_group_table) >= MAX_MADE_BY_CLIENTS:
                 log.warning("group %s isn't made: there are %d; updateSubGroup makes it", group, MAX_MADE_BY_CLIENTS)
@@ -73,7 +79,9 @@ class SubscriptionGroupTable(Feature):
         )
 
     def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
-        """Creates or replaces groups."""
+        """Creates or replaces groups. With `enableLmq`, light groups are skipped (`LmqSubscriptionGroupManager`)."""
+        if self._has_light_queues:
+            configs = [config for config in configs if not is_light_queue(config.group_name)]
         self._table.subscription_group_table.update((config.group_name, config) for config in configs)
         self._changed()
 

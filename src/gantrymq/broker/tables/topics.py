@@ -21,6 +21,7 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfigTable,
 )
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.multi_dispatch import is_light_queue
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -67,6 +68,8 @@ class BrokerTopics(Feature):
         persistence: TablePersistence,
     ) -> None:
         self._config = config
+        #: A changed setting takes effect at the next start, as in the store.
+        self._has_light_queues = config.store.enable_lmq
         self._file = persistence.file(path, self._encode)
         self._on_change = on_change
         self._table = TopicConfigTable()
@@ -108,8 +111,11 @@ class BrokerTopics(Feature):
         return self._table
 
     def get(self, topic: str) -> TopicConfig | None:
-        """Returns a topic, or None."""
-        return self._table.topic_config_table.get(topic)
+        """Returns a topic, or None. With `enableLmq`, each light queue is a topic with one queue."""
+        config = self._table.topic_config_table.get(topic)
+        if config is None and self._has_light_queues and is_light_queue(topic):
+            return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
+        return config
 
     def retention_limits(self, topic: str) -> RetentionLimits | None:
         """Returns the retention of a topic; None if it has none."""
@@ -122,7 +128,9 @@ class BrokerTopics(Feature):
         return deduplication_window_ms(topic, config.attributes) if config is not None and config.attributes else 0
 
     def put(self, *topics: TopicConfig) -> None:
-        """Creates or replaces topics."""
+        """Creates or replaces topics. With `enableLmq`, light queues are skipped (`LmqTopicConfigManager`)."""
+        if self._has_light_queues:
+            topics = tuple(topic for topic in topics if not is_light_queue(topic.topic_name))
         self._table.topic_config_table.update((topic.topic_name, topic) for topic in topics)
         self.compacted.update(topic.topic_name for topic in topics if is_compacted(topic.attributes))
         self._changed([topic.topic_name for topic in topics])

@@ -27,6 +27,7 @@ from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import UniqueKeys, encode_offset_message_id
+from gantrymq.protocol.multi_dispatch import MULTI_QUEUE_OFFSET
 from gantrymq.protocol.properties import (
     decode_properties,
     encode_properties,
@@ -60,6 +61,7 @@ _OF_BATCH = (
     names.REAL_TOPIC,
     names.REAL_QUEUE_ID,
     names.POP_CK,
+    MULTI_QUEUE_OFFSET,
     GANTRY_HALF,
 )
 _DELAYS = (b"DELAY", b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS")

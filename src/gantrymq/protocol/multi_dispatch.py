@@ -1,0 +1,104 @@
+"""Light queues that a message names: the properties INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET (`LmqDispatch`).
+
+INNER_MULTI_DISPATCH has the names with commas between them. The broker stores the queue offset that the message has in
+each of them as INNER_MULTI_QUEUE_OFFSET, in the same order. The entry of a name without the prefix `%LMQ%` is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, without_property
+from gantrymq.protocol.topic_name import (
+    DLQ_TOPIC_PREFIX,
+    LIGHT_QUEUE_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    TRANSACTION_CHECK_MAX_TIME_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+)
+
+#: A light queue is a topic with this single queue (`MixAll.LMQ_QUEUE_ID`).
+LIGHT_QUEUE_ID = 0
+MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+#: The start of the property in encoded properties.
+DISPATCH_MARK = MULTI_DISPATCH.encode() + b"\x01"
+OFFSET_MARK = MULTI_QUEUE_OFFSET.encode() + b"\x01"
+SEPARATOR = ","
+_DISPATCH, _OFFSETS = MULTI_DISPATCH.encode(), MULTI_QUEUE_OFFSET.encode()
+#: Longest name of a light queue, in bytes. Java has no limit.
+MAX_NAME_LENGTH = 255
+_EXCLUDED = {SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_CHECK_MAX_TIME_TOPIC}
+_MAX_OFFSET = (1 << 63) - 2
+#: Number of characters of the largest offset, and a comma.
+_OFFSET_LENGTH = 20
+
+
+def is_light_queue(topic: str) -> bool:
+    """Returns true for the name of a light queue (`MixAll.isLmq`). The same prefix marks groups with light offsets."""
+    return topic.startswith(LIGHT_QUEUE_PREFIX)
+
+
+def allows_light_queues(topic: str) -> bool:
+    """Returns true if messages of this topic are dispatched to light queues (`MixAll.topicAllowsLMQ`).
+
+    Unlike in Java, this excludes half messages, because consumers must not see a message before its commit, and
+    dead-letter messages, because a light queue would get them again.
+    """
+    return topic not in _EXCLUDED and not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX))
+
+
+def named_queues(properties: bytes) -> list[str]:
+    """Returns the names in INNER_MULTI_DISPATCH of encoded properties, including names that are no light queues."""
+    names = find_property(properties, _DISPATCH)
+    return [] if names is None or names.isspace() else names.decode(errors="replace").split(SEPARATOR)
+
+
+def dispatch_problem(properties: bytes, most: int) -> str | None:
+    """Returns why a message can't be dispatched to the light queues that it names, or None if it can.
+
+    `most` is the largest number of names.
+    """
+    if len(properties) <= min(MAX_NAME_LENGTH, most):
+        # There are no more names than bytes. This saves 1 us for almost every message.
+        return None
+    space = MAX_PROPERTIES_LENGTH - len(properties) - len(OFFSET_MARK) - 2
+    names = named_queues(properties)
+    if len(names) > most:
+        return f"{MULTI_DISPATCH} names {len(names)} queues of at most {most}"
+    longest = max((len(name.encode()) for name in names), default=0)
+    if longest > MAX_NAME_LENGTH:
+        return f"{MULTI_DISPATCH} has a name of {longest} bytes of at most {MAX_NAME_LENGTH}"
+    if len(names) * _OFFSET_LENGTH > space:
+        return f"the properties have no space for {MULTI_QUEUE_OFFSET}, of at most {MAX_PROPERTIES_LENGTH} bytes in all"
+    return None
+
+
+def with_queue_offsets(properties: bytes, offsets: Sequence[int | None]) -> bytes:
+    """Returns the properties with INNER_MULTI_QUEUE_OFFSET. The offset of a name that is no light queue is None."""
+    if OFFSET_MARK in properties:
+        properties = without_property(properties, _OFFSETS)
+    separator = b"" if not properties or properties[-1] == 2 else b"\x02"
+    value = SEPARATOR.join(["" if offset is None else str(offset) for offset in offsets])
+    return b"%b%b%b%b\x02" % (properties, separator, OFFSET_MARK, value.encode())
+
+
+def queue_offsets(properties: bytes) -> dict[str, int]:
+    """Returns the light queues of a stored message, with its queue offset in each. Illegal entries are skipped."""
+    names = named_queues(properties)
+    value = find_property(properties, _OFFSETS) or b""
+    offsets = value.decode(errors="replace").split(SEPARATOR)
+    if len(names) != len(offsets):
+        return {}
+    return {
+        name: int(offset)
+        for name, offset in zip(names, offsets, strict=True)
+        if is_light_queue(name)
+        and len(name.encode()) <= MAX_NAME_LENGTH
+        and offset.isascii()
+        and offset.isdigit()
+        and len(offset) < _OFFSET_LENGTH
+        and int(offset) <= _MAX_OFFSET
+    }

@@ -1,0 +1,78 @@
+"""Appends messages, and dispatches those that name light queues (`CommitLog.handlePropertiesForLmqMsg`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantrymq.errors import RecordError
+from gantrymq.protocol.multi_dispatch import DISPATCH_MARK, allows_light_queues, named_queues, with_queue_offsets
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
+from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.light.light_queues import LightQueues
+from gantrymq.store.message_writer import PutResult
+
+_DISPATCH_TEXT = DISPATCH_MARK.decode()
+
+
+class LightMessageWriter:
+    """Appends messages with `append_record`, which is `MessageWriter.append`."""
+
+    def __init__(self, append_record: Callable[..., PutResult], queues: LightQueues) -> None:
+        self._append = append_record
+        self._queues = queues
+
+    def append(
+        self,
+        queue: ConsumeQueue,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        body: bytes,
+        properties: bytes,
+        tags_code: int,
+        prepared_transaction_offset: int = 0,
+    ) -> PutResult:
+        """Stores a message as `MessageWriter.append` does, and dispatches it to the light queues that it names.
+
+        Raises the errors of `MessageWriter.append`, StoreError, and RecordError if the properties become too long.
+        Nothing is stored then.
+        """
+
+        queues = None
+        # `in` takes 45 ns in a str and 300 ns in bytes.
+        is_named = _DISPATCH_TEXT in properties.decode("latin-1")
+        if is_named and not sys_flag & TRANSACTION_PREPARED and allows_light_queues(queue.topic):
+            queues = self._queues.named(named_queues(properties))
+        if not queues:
+            return self._append(
+                queue,
+                flag,
+                sys_flag,
+                born_timestamp,
+                born_host,
+                reconsume_times,
+                body,
+                properties,
+                tags_code,
+                prepared_transaction_offset,
+            )
+        properties = with_queue_offsets(properties, [None if light is None else light.max_offset for light in queues])
+        if len(properties) > MAX_PROPERTIES_LENGTH:
+            raise RecordError(f"properties of {len(properties)} bytes, with the offsets in {len(queues)} light queues")
+        result = self._append(
+            queue,
+            flag,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            reconsume_times,
+            body,
+            properties,
+            tags_code,
+            prepared_transaction_offset,
+        )
+        self._queues.add(queues, result, tags_code)
+        return result

@@ -1,0 +1,288 @@
+"""The units of all light queues, in a SQLite database in WAL mode.
+
+    queue  id, name, next_offset
+    unit   id, queue, queue_offset, physical_offset, size, tags_code
+    state  position
+
+The ids of units ascend with the physical offsets, so that expired units are the first rows, and lost ones the last. An
+index finds the units of a queue. The next offset of a queue follows from its last unit. Only if all its units have
+expired, `next_offset` has it. All units of records before the physical offset `position` are in the database.
+
+Transactions are not flushed to disk: `checkpoint` does that, in a thread. A power failure can lose the transactions
+after the last checkpoint, but it can't damage the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gantrymq.errors import StoreError
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.store.consume_queue import Unit
+from gantrymq.system import files
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_TABLES = """
+CREATE TABLE queue (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, next_offset INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE unit (
+    id INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    queue_offset INTEGER NOT NULL,
+    physical_offset INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    tags_code INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX unit_of_queue ON unit (queue, queue_offset);
+CREATE TABLE state (position INTEGER NOT NULL);
+INSERT INTO state VALUES (0);
+"""
+#: Page cache of a connection, in KiB. It has the inner pages of the index for tens of millions of units.
+_CACHE_KIB = 32 * 1024
+#: If the write-ahead log has this number of pages, 16 MB, a commit ends it. `checkpoint` can't while commits go on, but
+#: it has moved almost all pages before.
+_MOST_WAL_PAGES = 4000
+#: Number of expired units that one transaction deletes. It takes about 5 ms.
+_EXPIRED_AT_ONCE = 1000
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+#: Id of the queue, queue offset, physical offset, size, tags code.
+NewUnit = tuple[int, int, int, int, int]
+
+
+class UnitDatabase:
+    """The database in `directory`. `checkpoint` may be called in another thread.
+
+    Every method raises StoreError if the database can't be used. If it is damaged, it is deleted, and the next `open`
+    creates an empty one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "units.db"
+        self._connection: sqlite3.Connection | None = None
+        self._checkpointer: sqlite3.Connection | None = None
+
+    # -- lifecycle ----------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """Opens or creates the database. Returns its position. A damaged database is replaced by an empty one."""
+        try:
+            files.make_directory(self.path.parent)
+        except OSError as e:
+            raise StoreError(f"can't create {self.path.parent}: {e}") from e
+        try:
+            return self._open()
+        except (sqlite3.DatabaseError, StoreError) as e:
+            if isinstance(e, sqlite3.OperationalError) and not _is_damaged(e):
+                raise StoreError(f"can't open {self.path}: {e}") from e
+            log.warning("%s is unusable, and is built anew from the log: %s", self.path, e)
+        self.discard()
+        with self._errors():
+            return self._open()
+
+    def _open(self) -> int:
+        self._connection = connection = self._connect()
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise StoreError(f"its version is {version} instead of {_VERSION}")
+        self._checkpointer = self._connect()
+        return int(connection.execute("SELECT position FROM state").fetchone()[0])
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
+        settings = (
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            f"wal_autocheckpoint = {_MOST_WAL_PAGES}",
+            f"cache_size = -{_CACHE_KIB}",
+        )
+        for setting in settings:
+            connection.execute(f"PRAGMA {setting}")
+        return connection
+
+    def close(self) -> None:
+        """Closes the database."""
+        for connection in (self._checkpointer, self._connection):
+            if connection is not None:
+                with suppress(sqlite3.Error):
+                    connection.close()
+        self._connection = self._checkpointer = None
+
+    def discard(self) -> None:
+        """Closes the database and deletes its files."""
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError), self._errors():
+                files.unlink(self.path.with_name(self.path.name + suffix))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as e:
+            if _is_damaged(e):
+                with suppress(OSError):
+                    files.unlink(self.path)
+                raise StoreError(f"{self.path} is damaged: restart the broker to rebuild it from the log: {e}") from e
+            raise StoreError(f"can't use {self.path}: {e}") from e
+
+    def _read(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreError("the store is closed")
+        return self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        writer = self._read()
+        with self._errors():
+            writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield writer
+                writer.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    writer.execute("ROLLBACK")
+                raise
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> tuple[int, int] | None:
+        """Returns the id and the next offset of a queue, or None if it doesn't exist."""
+        with self._errors():
+            found = self._read().execute(
+                "SELECT id, max(next_offset, coalesce((SELECT max(queue_offset) + 1 FROM unit "
+                "WHERE unit.queue = queue.id), 0)) FROM queue WHERE name = ?",
+                (name,),
+            )
+            row: tuple[int, int] | None = found.fetchone()
+        return row
+
+    def units(self, queue: int, offset: int, end: int) -> list[tuple[int, *Unit]]:
+        """Returns the units of a queue from a queue offset up to `end`, each with its queue offset."""
+        with self._errors():
+            return (
+                self._read()
+                .execute(
+                    "SELECT queue_offset, physical_offset, size, tags_code FROM unit "
+                    "WHERE queue = ? AND queue_offset >= ? AND queue_offset < ? ORDER BY queue_offset",
+                    (queue, offset, end),
+                )
+                .fetchall()
+            )
+
+    def first_offset(self, queue: int, physical_offset: int) -> int | None:
+        """Returns the queue offset of a queue's first unit at or after a physical offset, or None."""
+        with self._errors():
+            row = (
+                self._read()
+                .execute(
+                    "SELECT queue_offset FROM unit WHERE queue = ? AND physical_offset >= ? "
+                    "ORDER BY queue_offset LIMIT 1",
+                    (queue, physical_offset),
+                )
+                .fetchone()
+            )
+        return None if row is None else int(row[0])
+
+    def next_offset(self, queue: int, offset: int) -> int | None:
+        """Returns the queue offset of a queue's first unit from a queue offset on, or None."""
+        with self._errors():
+            row = (
+                self._read()
+                .execute("SELECT min(queue_offset) FROM unit WHERE queue = ? AND queue_offset >= ?", (queue, offset))
+                .fetchone()
+            )
+        return None if row[0] is None else int(row[0])
+
+    def last_unit(self) -> tuple[str, int, int] | None:
+        """Returns queue name, queue offset and physical offset of the last unit, or None if there is none."""
+        with self._errors():
+            row: tuple[str, int, int] | None = (
+                self._read()
+                .execute(
+                    "SELECT name, queue_offset, physical_offset FROM unit JOIN queue ON queue.id = unit.queue "
+                    "ORDER BY unit.id DESC LIMIT 1"
+                )
+                .fetchone()
+            )
+        return row
+
+    @property
+    def largest_queue_id(self) -> int:
+        """The largest id of a queue; 0 if there is none."""
+        with self._errors():
+            return int(self._read().execute("SELECT coalesce(max(id), 0) FROM queue").fetchone()[0])
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def commit(self, names: Sequence[tuple[int, str]], units: Sequence[NewUnit], position: int) -> None:
+        """Adds queues (id, name) and units, and sets the position, all in one transaction."""
+        # One statement for all units takes less time than one for each.
+        with self._transaction() as writer:
+            writer.execute(
+                "INSERT INTO queue (id, name) "
+                "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?)",
+                (encode_json(names).decode(),),
+            )
+            writer.execute(
+                "INSERT INTO unit (queue, queue_offset, physical_offset, size, tags_code) "
+                "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
+                "json_extract(value, '$[3]'), json_extract(value, '$[4]') FROM json_each(?)",
+                (encode_json(units).decode(),),
+            )
+            writer.execute("UPDATE state SET position = ?", (position,))
+
+    def expire(self, physical_offset: int) -> bool:
+        """Deletes some units of records before a physical offset. Returns whether there may be more."""
+        with self._errors():
+            last, count = (
+                self._read()
+                .execute(
+                    "SELECT max(id), count(*) FROM (SELECT id, physical_offset FROM unit ORDER BY id LIMIT ?) "
+                    "WHERE physical_offset < ?",
+                    (_EXPIRED_AT_ONCE, physical_offset),
+                )
+                .fetchone()
+            )
+        if not count:
+            return False
+        with self._transaction() as writer:
+            ends = writer.execute(
+                "SELECT max(queue_offset) + 1, queue FROM unit WHERE id <= ? GROUP BY queue", (last,)
+            ).fetchall()
+            writer.executemany("UPDATE queue SET next_offset = max(next_offset, ?) WHERE id = ?", ends)
+            writer.execute("DELETE FROM unit WHERE id <= ?", (last,))
+        return int(count) == _EXPIRED_AT_ONCE
+
+    def checkpoint(self) -> None:
+        """Moves the committed transactions from the write-ahead log into the database, and flushes it to disk."""
+        if self._checkpointer is not None:
+            with self._errors():
+                self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def cut(self, physical_offset: int) -> None:
+        """Deletes the units of records from a physical offset on."""
+        with self._transaction() as writer:
+            last = writer.execute(
+                "SELECT id FROM unit WHERE physical_offset < ? ORDER BY id DESC LIMIT 1", (physical_offset,)
+            ).fetchone()
+            writer.execute("DELETE FROM unit WHERE id > ?", (0 if last is None else last[0],))
+            writer.execute("UPDATE state SET position = min(position, ?)", (physical_offset,))
+
+    def cut_queue(self, queue: int, offset: int) -> None:
+        """Deletes the units of a queue from a queue offset on, which becomes its next offset."""
+        with self._transaction() as writer:
+            writer.execute("DELETE FROM unit WHERE queue = ? AND queue_offset >= ?", (queue, offset))
+            writer.execute("UPDATE queue SET next_offset = min(next_offset, ?) WHERE id = ?", (offset, queue))
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in _DAMAGE

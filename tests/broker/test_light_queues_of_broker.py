@@ -1,0 +1,245 @@
+"""Light queues (`enableLmq`), as clients of a broker see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_support import Peer, config
+from replicated_brokers import Replicas, copy_tables
+from transaction_support import Producer
+from wait_until import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
+from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import SerializeType
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.offset import (
+    QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.properties import encode_properties
+from gantrymq.remoting.client import RemotingClient
+
+A, B, GROUP = "%LMQ%a", "%LMQ%b", "%LMQ%g"
+
+
+async def start(directory: Path) -> Broker:
+    settings = config(directory)
+    settings.store.enable_lmq = True
+    broker = Broker(settings)
+    await broker.start()
+    return broker
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = await start(tmp_path / "store")
+    yield broker
+    await broker.stop()
+
+
+async def dispatch(peer: Peer, body: bytes, *names: str, topic: str = "orders", **properties: str) -> None:
+    properties = {"INNER_MULTI_DISPATCH": ",".join(names), "UNIQ_KEY": body.decode(), **properties}
+    response = await peer.send(topic, body, properties=properties)
+    assert response.code == ResponseCode.SUCCESS, response.remark
+
+
+async def pulled(peer: Peer, topic: str, offset: int = 0, group: str = GROUP) -> list[bytes]:
+    response = await peer.pull(topic, offset, group=group)
+    if response.code == ResponseCode.PULL_NOT_FOUND:
+        return []
+    assert response.code == ResponseCode.SUCCESS, response.remark
+    return [message.body for message in decode_messages(response.body)]
+
+
+async def bound(peer: Peer, code: RequestCode, topic: str) -> int:
+    return int((await peer.ask(code, QueueRequestHeader(topic=topic, queue_id=0))).ext_fields["offset"])
+
+
+async def commit(peer: Peer, offset: int, topic: str = A, group: str = GROUP) -> int:
+    header = UpdateConsumerOffsetRequestHeader(consumer_group=group, topic=topic, queue_id=0, commit_offset=offset)
+    return (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code
+
+
+async def committed(peer: Peer, topic: str = A, group: str = GROUP) -> str | None:
+    header = QueryConsumerOffsetRequestHeader(
+        consumer_group=group, topic=topic, queue_id=0, set_zero_if_not_found=False
+    )
+    response = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    return response.ext_fields["offset"] if response.code == ResponseCode.SUCCESS else None
+
+
+async def test_dispatch_and_pull(peer: Peer) -> None:
+    await dispatch(peer, b"one", A, B)
+    await dispatch(peer, b"two", A)
+    response = await peer.pull(A, 0, group=GROUP)
+    [one, two] = decode_messages(response.body)
+    # As in Java, a message has its own topic and queue offset.
+    assert (one.topic, two.queue_offset) == ("orders", 1)
+    assert two.properties["INNER_MULTI_QUEUE_OFFSET"] == "1"
+    assert response.ext_fields["nextBeginOffset"] == response.ext_fields["maxOffset"] == "2"
+    assert await pulled(peer, B) == [b"one"]
+    assert await pulled(peer, A, 1) == [b"two"]
+    assert await pulled(peer, "%LMQ%unknown") == []
+    assert [await bound(peer, code, A) for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)] == [0, 2]
+    assert await bound(peer, RequestCode.GET_MAX_OFFSET, "%LMQ%unknown") == 0
+    assert (await peer.pull(A, 0, queue_id=1, group=GROUP)).code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_filter_by_tags(peer: Peer) -> None:
+    for number, tag in enumerate("abab"):
+        await dispatch(peer, b"%d" % number, A, TAGS=tag)
+    response = await peer.pull(A, 0, group=GROUP, subscription="b")
+    assert [message.body for message in decode_messages(response.body)] == [b"1", b"3"]
+
+
+@pytest.mark.parametrize("waits_for", [A, "orders"])
+async def test_a_waiting_pull_is_answered(peer: Peer, broker: Broker, waits_for: str) -> None:
+    await dispatch(peer, b"first", B)
+    pull = asyncio.ensure_future(peer.pull(waits_for, 0 if waits_for == A else 1, group=GROUP, suspend_ms=15_000))
+    await until(lambda: len(broker.polling) == 1)
+    await dispatch(peer, b"x", A)
+    [message] = decode_messages((await asyncio.wait_for(pull, 10)).body)
+    assert message.body == b"x"
+
+
+async def test_known_headers_are_dispatched_too(peer: Peer, broker: Broker) -> None:
+    """The fast path for sends leaves messages with light queues to Python."""
+    for n in range(20):
+        properties = {"UNIQ_KEY": f"{n}"}
+        if n % 2:
+            properties["INNER_MULTI_DISPATCH"] = A
+        assert (await peer.send("orders", b"%d" % n, properties=properties)).code == ResponseCode.SUCCESS
+    assert await pulled(peer, A) == [b"%d" % n for n in range(1, 20, 2)]
+    plain = broker.features.sending.plain
+    assert plain is None or plain.known
+
+
+async def test_messages_of_batches(peer: Peer, broker: Broker) -> None:
+    """As in Java, the messages of a batch are not dispatched, and they can't set their offsets."""
+    properties = encode_properties({"INNER_MULTI_DISPATCH": A, "INNER_MULTI_QUEUE_OFFSET": "7"})
+    body = encode_batch([(0, b"%d" % n, properties) for n in range(3)])
+    for _ in range(3):
+        response = await peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE)
+        assert response.code == ResponseCode.SUCCESS, response.remark
+    messages = list(decode_messages((await peer.pull("orders", 0)).body))
+    assert len(messages) == 9
+    assert not any("INNER_MULTI_QUEUE_OFFSET" in message.properties for message in messages)
+    assert await pulled(peer, A) == []
+
+
+async def test_delayed_and_transactional_messages(peer: Peer, broker: Broker) -> None:
+    await dispatch(peer, b"delayed", A, DELAY="1")
+    producer = await Producer().connect(broker.port)
+    half = await producer.prepare("orders", b"committed", {"INNER_MULTI_DISPATCH": B})
+    assert await pulled(peer, A) == await pulled(peer, B) == []
+    await producer.end(half)
+    response = await peer.pull(B, 0, group=GROUP, suspend_ms=15_000)
+    assert [message.body for message in decode_messages(response.body)] == [b"committed"]
+    response = await peer.pull(A, 0, group=GROUP, suspend_ms=15_000)
+    assert [message.body for message in decode_messages(response.body)] == [b"delayed"]
+    await producer.client.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [("x," * LIGHT_QUEUES_OF_MESSAGE, "names 201 queues"), ("%LMQ%" + "x" * 251, "256 bytes"), ("x" * 32_000, "bytes")],
+)
+async def test_illegal_names(peer: Peer, broker: Broker, names: str, text: str) -> None:
+    response = await peer.send("orders", b"x", properties={"INNER_MULTI_DISPATCH": names})
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert text in (response.remark or "")
+    assert broker.store.max_physical_offset == 0
+
+
+async def test_light_queues_are_no_topics(peer: Peer, broker: Broker) -> None:
+    response = await peer.send(A, b"x")
+    assert response.code == ResponseCode.NO_PERMISSION
+    header = CreateTopicRequestHeader(topic=A, default_topic="TBW102", read_queue_nums=4, write_queue_nums=4, perm=6)
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_json(SubscriptionGroupConfig(GROUP)))
+    assert A not in broker.topics.table.topic_config_table
+    assert GROUP not in broker.groups.table.subscription_group_table
+    await pulled(peer, A)
+    assert A not in broker.store.topics()
+
+
+async def test_offsets_of_light_groups(peer: Peer, broker: Broker, tmp_path: Path, remoting: RemotingClient) -> None:
+    await dispatch(peer, b"one", A)
+    assert await committed(peer) is None
+    assert await commit(peer, 1) == ResponseCode.SUCCESS
+    await pulled(peer, A, 1, "ordinary")
+    assert await commit(peer, 1, group="ordinary") == ResponseCode.SUCCESS
+    assert await committed(peer) == await committed(peer, group="ordinary") == "1"
+    assert broker.offsets.queues(GROUP, A) == {0: 1}
+    assert (broker.offsets.topics_of(GROUP), broker.offsets.groups_of(A)) == ({A}, {GROUP, "ordinary"})
+    await broker.stop()
+    table = json.loads((tmp_path / "store" / "config" / "consumerOffset.json").read_text())
+    assert table["lmqOffsetTable"] == {f"{A}@{GROUP}": 1}
+    assert f"{A}@{GROUP}" not in table["offsetTable"]
+    assert table["offsetTable"][f"{A}@ordinary"] == {"0": 1}
+    again = await start(tmp_path / "store")
+    other = Peer(await remoting.connection(f"127.0.0.1:{again.port}"))
+    assert await committed(other) == "1"
+    assert await pulled(other, A) == [b"one"]
+    again.offsets.remove_group(GROUP)
+    assert await committed(other) is None
+    await again.stop()
+
+
+async def test_too_many_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.broker.tables.consumer_offsets.LIGHT_OFFSETS", 1)
+    assert await commit(peer, 1) == ResponseCode.SUCCESS
+    assert await commit(peer, 2) == ResponseCode.SUCCESS
+    assert await commit(peer, 1, B) == ResponseCode.SYSTEM_BUSY
+
+
+async def test_slaves(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    replicas.store_options["enable_lmq"] = True
+    async with replicas:
+        peer = await replicas.peer()
+        await dispatch(peer, b"one", A, B)
+        assert await commit(peer, 1) == ResponseCode.SUCCESS
+        await replicas.caught_up()
+        await copy_tables(replicas.slave)
+        slave = await replicas.peer(1)
+        assert await pulled(slave, A) == await pulled(slave, B) == [b"one"]
+        assert await committed(slave) == "1"
+        await dispatch(peer, b"two", A)
+        await replicas.caught_up()
+        assert await pulled(slave, A, 1) == [b"two"]
+
+
+async def test_a_database_that_becomes_unwritable(peer: Peer, broker: Broker, tmp_path: Path) -> None:
+    """Messages are accepted while the units can't be committed, and the units are committed later."""
+    await dispatch(peer, b"one", A)
+    connection = sqlite3.connect(tmp_path / "store" / "lightqueue" / "units.db", isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    await dispatch(peer, b"two", A)
+    assert await pulled(peer, A, 1) == [b"two"]
+    connection.execute("COMMIT")
+    await dispatch(peer, b"three", A)
+    await until(lambda: connection.execute("SELECT count(*) FROM unit").fetchone()[0] == 3)
+    connection.close()
+    assert await pulled(peer, A) == [b"one", b"two", b"three"]
+
+
+async def test_off_by_default(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"), SerializeType.JSON)
+    await dispatch(peer, b"one", A)
+    assert (await peer.pull(A, 0)).code == ResponseCode.TOPIC_NOT_EXIST
+    await broker.stop()
