@@ -47,6 +47,8 @@ _SILENT_MS, _LAGS_MS = 5_000, 1_500
 _BROKER_FILE = Path("/broker/broker.properties")
 #: Interval of broker registrations, in milliseconds. Runs are long enough for two of them.
 REGISTER_MS = 10_000
+#: Time for which compaction keeps tombstones, in seconds.
+TOMBSTONES_S = 10.0
 #: Time from the start of a process to the start of its work, in seconds.
 _START_S = 0.2
 
@@ -54,7 +56,7 @@ T = TypeVar("T")
 
 
 def store_config(plan: Plan) -> StoreConfig:
-    return StoreConfig(
+    config = StoreConfig(
         store_path_root_dir=Path("/store"),
         mapped_file_size_commit_log=64 * 1024,
         mapped_file_size_consume_queue=20 * 100,
@@ -63,6 +65,16 @@ def store_config(plan: Plan) -> StoreConfig:
         # Otherwise a full disk removes delayed messages with the oldest files.
         clean_file_forcibly_enable=False,
         flush_disk_type=SYNC_FLUSH if plan.is_synced else ASYNC_FLUSH,
+    )
+    if "compaction" not in plan.extras:
+        return config
+    return replace(
+        config,
+        # Files of nine messages.
+        compaction_mapped_file_size=4096,
+        compaction_cq_mapped_file_size=460,
+        compaction_schedule_internal=4_000,
+        compaction_tombstone_retention_ms=int(TOMBSTONES_S * 1000),
     )
 
 

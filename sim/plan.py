@@ -43,6 +43,7 @@ _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 #: Workloads of single features, each with its own random numbers; share of seeds with one. Half of them have no server
 #: faults. Add a new workload here and in `workloads.EXTRAS`.
 FEATURE_EXTRAS: tuple[str, ...] = (
+    "compaction",
     "deduplication",
     "filters",
     "permissions",
@@ -55,8 +56,10 @@ FEATURE_EXTRAS: tuple[str, ...] = (
 _FEATURE_SHARE = 0.25
 #: Share of the seeds with such a workload whose brokers check permissions.
 _ACL_SHARE = 0.15
+#: Share of the seeds with compaction topics in which the files of the commit log are deleted, too.
+_DELETED_SHARE = 0.5
 #: Feature workloads whose messages a power failure can lose without SYNC_FLUSH, or syncs that lie: pops, for example.
-_LOSSY_FEATURES = {"filters", "priorities", "proxies", "rate-limits", "writers"}
+_LOSSY_FEATURES = {"compaction", "filters", "priorities", "proxies", "rate-limits", "writers"}
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,10 @@ def add_feature(plan: Plan) -> None:
         name = chance.choice(names)
         plan.extras += (name,)
         plan.acl = name == "permissions" or chance.random() < _ACL_SHARE
+        # The compaction log has the messages whose files of the commit log are deleted.
+        may_delete = "retention" not in plan.extras and not kinds & {"rot", "rot-unread"}
+        if name == "compaction" and may_delete and chance.random() < _DELETED_SHARE:
+            plan.extras += ("retention",)
         if chance.random() < _CALM_SHARE:
             _remove_server_faults(plan)
 

@@ -535,6 +535,35 @@ BUGS = (
         "return has_crashed and process_queue.next_offset > result.recovered_end",
         "return False",
     ),
+    # Compaction topics.
+    Planted(
+        "a compaction removes the last message of a key",
+        "store/compaction/compactor.py",
+        "if self._last.get(digest, -1) > unit.queue_offset:",
+        "if self._last.get(digest, -1) >= unit.queue_offset:",
+        "although key-",
+    ),
+    Planted(
+        "a removed tombstone brings back the value of its key",
+        "store/compaction/compactor.py",
+        "digest, _ = _digest_and_body(data)\n                    if",
+        "digest, has_body = _digest_and_body(data)\n                    if not has_body:\n"
+        "                        continue\n                    if",
+        "although key-",
+    ),
+    Planted(
+        "a read of compacted messages skips one",
+        "store/compaction/compaction_log.py",
+        "result.next_begin_offset = unit.queue_offset + 1",
+        "result.next_begin_offset = unit.queue_offset + 2",
+        "although key-",
+    ),
+    Planted(
+        "the files of a compaction are not synced",
+        "store/compaction/compactor.py",
+        "        for segment in self._new:\n            segment.sync()\n",
+        "",
+    ),
 )
 
 

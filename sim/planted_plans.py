@@ -93,6 +93,9 @@ _FILLED = plan_with(
     extras=("recreations",),
     faults=[Fault("filled", "broker-1", 6.74, 5.0, 0.82)],
 )
+_COMPACTION = replace(_CALM, extras=("compaction",))
+#: The power fails after some compactions.
+_COMPACTION_POWER = replace(_COMPACTION, is_synced=True, faults=[Fault("power", "broker-0", 52.2, 3.0, 0.5)])
 _FILTERS = replace(_CALM, extras=("filters",))
 _PERMISSIONS = replace(_CALM, extras=("permissions",), acl=True)
 #: A broker's clock is half an hour ahead for some seconds.
@@ -142,6 +145,10 @@ PLANS = {
     "a compressed body is not marked": _FILTERS,
     "signatures are not checked": _PERMISSIONS,
     "a user may use every topic": _PERMISSIONS,
+    "a compaction removes the last message of a key": _COMPACTION,
+    "a removed tombstone brings back the value of its key": _COMPACTION,
+    "a read of compacted messages skips one": _COMPACTION,
+    "the files of a compaction are not synced": _COMPACTION_POWER,
     "a proxy acknowledges no message": replace(_CALM, extras=("proxies",)),
     "a broker stores repeated rows": replace(_CALM, extras=("writers",)),
     "a response does not wait for the flush": _AT_SYNC,

@@ -7,6 +7,7 @@ in `EXTRAS` and in `plan.FEATURE_EXTRAS`. plan.py selects some of them for a see
 from sim.workloads.base import Workload
 from sim.workloads.broadcasts import Broadcasts
 from sim.workloads.comings import Comings
+from sim.workloads.compaction import Compaction
 from sim.workloads.configurations import Configurations
 from sim.workloads.dead_letter_queue import DeadLetters
 from sim.workloads.deduplication import Deduplication
@@ -41,6 +42,7 @@ EXTRAS: dict[str, type[Workload]] = {
     "endings": Endings,
     "pop-resets": PopResets,
     "recreations": Recreations,
+    "compaction": Compaction,
     "deduplication": Deduplication,
     "filters": Filters,
     "permissions": Permissions,

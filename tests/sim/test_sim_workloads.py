@@ -40,6 +40,7 @@ os._exit(0)
         "slow-pops,topics",
         "endings,pop-resets",
         "recreations",
+        "compaction,retention",
         "deduplication,filters,priorities",
         "permissions,rate-limits",
         "proxies,topic-retention",

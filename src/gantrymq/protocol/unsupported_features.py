@@ -51,11 +51,6 @@ UNSUPPORTED_FEATURES = (
         attributes=("queue.type=BatchCQ",),
     ),
     UnsupportedFeature(
-        "dumps of a file of a compaction topic",
-        "consume the topic from its first message",
-        commands=("dumpCompactionLog",),
-    ),
-    UnsupportedFeature(
         "lite topics",
         "use topics, or one topic with tags or a sharding key",
         requests=tuple(range(200070, 200080)),

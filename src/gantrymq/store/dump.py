@@ -1,16 +1,23 @@
-"""Reads the messages in a store's log that match a filter, without opening the store."""
+"""Reads the messages of a store's log, or of a file of a compaction log, without opening the store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
 
 from gantrymq.errors import CompressionError, RecordError, StoreError
 from gantrymq.protocol.message import MessageExt
-from gantrymq.protocol.record import Record
+from gantrymq.protocol.record import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_keys import keys_of
+from gantrymq.store.mapped_file import store_error
 from gantrymq.store.offline import OfflineLog
+from gantrymq.system import files
+
+#: Size and magic number of a record.
+_HEAD = Struct(">iI")
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,16 +60,49 @@ def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
     for record in reader:
         if wanted.accepts(record):
             try:
-                message = MessageExt(record)
+                yield _message(record)
             except RecordError as e:
                 raise StoreError(str(e)) from e
-            try:
-                _ = message.body
-            except CompressionError:
-                message.body = message.stored_body
-            yield message
     if reader.problem:
         raise StoreError(f"the log can't be read any further than {reader.end}: {reader.problem}")
+
+
+def dump_compaction_log(path: Path, on_damage: Callable[[str], None]) -> Iterator[MessageExt]:
+    """Yields the messages of one file of a compaction log, in their order (`DumpCompactionLogCommand`).
+
+    If a body can't be decompressed, it is returned as stored. A damaged record is left out. `on_damage` is called with
+    a description of it, and of the position at which no record follows. Raises StoreError if the file can't be read.
+    """
+    try:
+        fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
+        try:
+            length, position = files.stat(path).st_size, 0
+            while position + _HEAD.size <= length:
+                size, magic = _HEAD.unpack(files.pread(fd, _HEAD.size, position))
+                if not size or magic == MAGIC_BLANK:
+                    return
+                if magic not in (MAGIC_V1, MAGIC_V2) or not BLANK_SIZE < size <= length - position:
+                    on_damage(f"{path} has no record at {position}: the rest of the file is not read")
+                    return
+                try:
+                    yield _message(decode_record(files.pread(fd, size, position)))
+                except RecordError as e:
+                    on_damage(f"{path} has a damaged record at {position}, which is left out: {e}")
+                position += size
+        finally:
+            files.close(fd)
+    except OSError as e:
+        raise store_error(e, f"can't read {path}") from e
+
+
+def _message(record: Record) -> MessageExt:
+    """Returns the message of a record. Raises RecordError."""
+    message = MessageExt(record)
+    try:
+        _ = message.body
+    except CompressionError:
+        message.body = message.stored_body
+    return message
 
 
 def _start(log: OfflineLog, begin_ms: int) -> int:

@@ -60,6 +60,7 @@ BY_MODULE = {
         "printMsg": "Print Message Detail.",
         "printMsgByQueue": "Print Message Detail by queueId.",
         "consumeMessage": "Read messages, without committing an offset.",
+        "dumpCompactionLog": "Parse compaction log to message.",
     },
     "dead_letter_messages": {
         "resendDlq": "Resend the dead-letter messages of a group.",

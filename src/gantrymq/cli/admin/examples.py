@@ -45,6 +45,7 @@ EXAMPLES = {
     "printMsg": "-t orders -b 2026-11-21T09:30 -s 'paid || sent'",
     "printMsgByQueue": "-t orders -a broker-a -i 0 -p true -d true",
     "consumeMessage": "-t orders -c 10",
+    "dumpCompactionLog": "-f store/compaction/compactionLog/states/0/00000000000000000000",
     "resendDlq": "-g billing --count 10",
     "givenUpTransactions": "--commit",
     "sendMessage": "-t orders -p '42 apples' -k order-17",

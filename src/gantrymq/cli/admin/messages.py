@@ -7,12 +7,13 @@ import codecs
 from collections import Counter
 from collections.abc import AsyncIterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gantrymq.cli.admin.command import Topic, command
-from gantrymq.cli.admin.output import Output, Table, human_time, listing, table
+from gantrymq.cli.admin.output import Output, Table, human_time, listing, table, warn
 from gantrymq.cli.admin.send_message import send_again
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.cli.lazy import new_app
@@ -24,6 +25,7 @@ from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
+from gantrymq.store.dump import dump_compaction_log as dump_file
 from gantrymq.times import point_in_time
 
 app = new_app()
@@ -265,6 +267,15 @@ async def consume_message(
                 if len(found) == count:
                     return _printed(found, "utf-8")
     return _printed(found, "utf-8")
+
+
+@command(app, "dumpCompactionLog")
+async def dump_compaction_log(
+    admin: AdminClient,
+    file: Annotated[Path, typer.Option("-f", "--file", help="The file, on this machine.")],
+) -> Output:
+    """Parse compaction log to message."""
+    return _printed(list(dump_file(file, warn)), "utf-8")
 
 
 async def _between(
