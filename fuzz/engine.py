@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import fuzz.service_targets  # noqa: F401  (adds its targets)
+# These modules add their targets.
+import fuzz.remoting_targets
+import fuzz.service_targets
+import fuzz.store_targets  # noqa: F401
 from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -237,7 +237,7 @@ def timer_files(data: bytes) -> None:
             size = wheel.seek(0, os.SEEK_END)
         page = root / _WHEEL
         page.write_bytes(slots)
-        _change(root, data)
+        change(root, data)
         slots = page.read_bytes()[:4096]
         with page.open("wb") as wheel:
             wheel.truncate(size)
@@ -292,7 +292,7 @@ def recovery(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="gantry-fuzz-") as directory:
         root = Path(directory) / "store"
         shutil.copytree(Path(_good_store().name) / "store", root)
-        _change(root, data)
+        change(root, data)
         try:
             offset = _append(root)
         except GantryError:
@@ -305,7 +305,8 @@ def recovery(data: bytes) -> None:
             store.close()
 
 
-def _change(root: Path, data: bytes) -> None:
+def change(root: Path, data: bytes) -> None:
+    """Applies the changes of an input (see `recovery`) to the files below a directory."""
     paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
     while len(data) >= 4:
         path, at, length = paths[data[0] % len(paths)], int.from_bytes(data[1:3]), data[3]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sim import system
 
 system.install()
 
+from gantrymq.kernels import native  # noqa: E402
 from sim import speed, timeline  # noqa: E402
 from sim.many import Results, learn_types, run_all, summary  # noqa: E402
 from sim.plan import Plan  # noqa: E402
@@ -21,6 +26,10 @@ from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
 #: Fixed hash seed: sets have the same order in every run. UTC: message ids count from the same midnight.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
+_BENCH = Path(__file__).parent.parent / "bench"
+
+#: Adds the rows of a run, with the conditions at its start, to the file `--out`. Arguments: name of the run, rows.
+PutRun = Callable[[str, list[list[object]]], None]
 
 
 def main() -> int:
@@ -35,6 +44,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="where its trace goes")
     parser.add_argument("--first", action="store_true", help="stop at the first that fails")
     parser.add_argument("--speed", action="store_true", help="how fast a run without faults is")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a result file, such as bench/results/simulator.json")
     parser.add_argument(
         "--planted", nargs="?", const="", metavar="WORDS", help="whether each planted bug is found; those with WORDS"
     )
@@ -43,15 +53,49 @@ def main() -> int:
         parser.error("--shrink, --trace and --timeline are of one run: say which with --seed")
     if args.shrink and (args.trace or args.timeline):
         parser.error("--shrink makes many runs: have the trace and the timeline of the plan that it ends with")
+    if args.out is not None and (args.seed is not None or args.speed or args.first or args.planted):
+        parser.error("--out is of all seeds or all planted bugs: leave --seed, --speed, --first and WORDS out")
     if args.shrink:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:
         return _one(args.seed, args.trace, args.timeline)
     if args.speed:
         return _speed()
+    try:
+        put_run = _put_run(args.out)
+    except (OSError, ValueError) as e:
+        parser.error(f"--out: {e}")
     if args.planted is not None:
-        return find_all(args.seeds, args.jobs, args.planted)
-    return _many(range(args.begin, args.begin + args.seeds), args.jobs, args.results, stop_at_first=args.first)
+        return _planted(args.seeds, args.jobs, args.planted, put_run)
+    seeds = range(args.begin, args.begin + args.seeds)
+    return _many(seeds, args.jobs, args.results, put_run, stop_at_first=args.first)
+
+
+def _put_run(out: Path | None) -> PutRun:
+    """Returns a function that does nothing without `--out`. Raises OSError or ValueError for any other file."""
+    if out is None:
+        return lambda name, rows: None
+    # The benchmarks are no package.
+    sys.path.insert(0, str(_BENCH))
+    result_files: Any = importlib.import_module("result_files")
+    sys.path.pop(0)
+    result_files.read_result(out)
+    run = result_files.conditions() | {
+        "program": "./dev sim",
+        "options": shlex.join(sys.argv[1:]),
+        "native": native is not None,
+        "rounds": 1,
+        "columns": ["what", "figure"],
+    }
+    return lambda name, rows: result_files.put_run(out, run | {"name": name, "rows": rows})
+
+
+def _planted(seeds: int, jobs: int, words: str, put_run: PutRun) -> int:
+    found = find_all(seeds, jobs, words)
+    missed = [name for name, seed in found.items() if seed is None]
+    rows: list[list[object]] = [["bugs in `sim/planted.py`", len(found)]]
+    put_run("planted bugs", [*rows, ["bugs not found", ", ".join(missed) or "none"]])
+    return 1 if missed else 0
 
 
 def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
@@ -108,7 +152,7 @@ def _print(outcome: Outcome) -> None:
         print(f"  {problem}")
 
 
-def _many(seeds: range, jobs: int, path: Path | None, *, stop_at_first: bool) -> int:
+def _many(seeds: range, jobs: int, path: Path | None, put_run: PutRun, *, stop_at_first: bool) -> int:
     began = time.perf_counter()
     results = Results(path)
     wanted = [str(seed) for seed in seeds]
@@ -122,6 +166,8 @@ def _many(seeds: range, jobs: int, path: Path | None, *, stop_at_first: bool) ->
     failed = [result.seed for result in known if result.problems]
     if path is not None:
         print(f"{path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
+    rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed seeds", ", ".join(failed) or "none"]]
+    put_run("simulator", [*rows, ["messages", sum(result.messages for result in known)]])
     return 1 if failed else 0
 
 

@@ -36,11 +36,15 @@ class AssignmentWatch:
         self._complete: set[str] = set()
         #: Time in seconds from which on a queue of a group has had no consumer, or several.
         self._wrong_since: dict[tuple[str, Queue], float] = {}
+        #: Whether the restarted NameServers returned partial routes that clients must take for complete.
+        self._had_partial_routes = False
 
     def look(self) -> Iterator[str]:
         """Yields the problems."""
         if not self._is_on:
             return
+        if self._scene.name_servers_at > 0 and not self._is_route_awaited() and not self._are_routes_complete():
+            self._had_partial_routes = True
         for group in _GROUPS:
             if self._scene.plan.consumers[group]:
                 for queue in self._queues:
@@ -54,8 +58,9 @@ class AssignmentWatch:
             self._wrong_since.pop((group, queue), None)
             return
         since = self._wrong_since.setdefault((group, queue), now)
-        # A client keeps the partial route of a NameServer with a new disk until it requests routes again.
-        most_s = _MOVES_S + (REFRESH_INTERVAL_S if self._scene.has_new_name_servers else 0.0)
+        # A client keeps a partial route that it must take for complete until it requests routes again.
+        is_partial = self._had_partial_routes or self._scene.has_new_name_servers
+        most_s = _MOVES_S + (REFRESH_INTERVAL_S if is_partial else 0.0)
         if now - since > most_s:
             self._wrong_since[group, queue] = inf
             who = " and ".join(readers) if readers else f"no consumer of {group}"
@@ -66,7 +71,7 @@ class AssignmentWatch:
         scene = self._scene
         if group not in self._complete or not scene.members[group]:
             return False
-        if all(self._has_all_brokers(program) for program in scene.servers.name_servers):
+        if self._are_routes_complete():
             return True
         # A new consumer joins the group when its route is complete. If there are no others, nobody reads until then.
         return self._is_route_awaited() and (is_read or not self._are_all_new(group))
@@ -79,6 +84,9 @@ class AssignmentWatch:
         """Returns true if the NameServers kept their disks and have run for less than a registration period."""
         scene = self._scene
         return not scene.has_new_name_servers and scene.now() < scene.name_servers_at + REGISTRATION_PERIOD_MS / 1000
+
+    def _are_routes_complete(self) -> bool:
+        return all(self._has_all_brokers(program) for program in self._scene.servers.name_servers)
 
     def _has_all_brokers(self, program: Program) -> bool:
         servers = self._scene.servers

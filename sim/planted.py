@@ -601,12 +601,12 @@ def find(bug: Planted, seeds: int, jobs: int) -> tuple[int | None, float]:
     return None, time.perf_counter() - began
 
 
-def find_all(seeds: int, jobs: int, words: str = "") -> int:
-    """Prints a table of the bugs with `words` in their names. Returns the exit code: 0 if each bug was found."""
-    missed = 0
+def find_all(seeds: int, jobs: int, words: str = "") -> dict[str, int | None]:
+    """Prints a table of the bugs with `words` in their names. Returns the first seed that finds each; None if none."""
+    found: dict[str, int | None] = {}
     for bug in (bug for bug in BUGS if words in bug.name):
         seed, took_s = find(bug, seeds, jobs)
-        missed += seed is None
+        found[bug.name] = seed
         where = f"seed {seed}" if seed is not None else f"NOT FOUND in {seeds}, or another problem came first"
         print(f"| {bug.name} | {where} | {took_s:.0f} s |", flush=True)
-    return 1 if missed else 0
+    return found

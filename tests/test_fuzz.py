@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from fuzz import targets
 from fuzz.engine import Hang, check, run
 from fuzz.targets import TARGETS
 
+RUST = Path(__file__).parents[1] / "native" / "fuzz"
+
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_targets(name: str) -> None:
-    result = run(name, seed=0, cases=50 if name == "recovery" else 200)
+    result = run(name, seed=0, cases=50 if name in ("recovery", "compaction") else 200)
     assert result.finding is None, result.finding
     assert result.cases > 50
 
@@ -24,3 +29,9 @@ def test_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.TARGETS, "fails", fails)
     assert isinstance(check("fails", b""), KeyError)
     assert isinstance(check("fails", b"x"), Hang)
+
+
+def test_cargo_builds_each_rust_target() -> None:
+    files = {path.name for path in (RUST / "fuzz_targets").glob("*.rs")}
+    binaries = tomllib.loads((RUST / "Cargo.toml").read_text())["bin"]
+    assert {Path(each["path"]).name for each in binaries} == files

@@ -23,6 +23,8 @@ _MESSAGES, _PAUSE_S = 200, 0.4
 _AGE_S, _BYTES, _UNLIMITED = 15.0, 3000, 1 << 40
 #: Interval of the broker's searches for expired messages, and the tolerance, in seconds.
 _SEARCHES_S, _LATE_S = 10.0, 3.0
+#: Interval at which slaves copy the limits of their master, in seconds.
+_COPIES_S = 10.0
 #: The sleeper is away for longer than the retention, in seconds.
 _AWAKE_S, _ASLEEP_S = 12.0, 40.0
 #: Time after the sleeper's return, in seconds, until the limit is raised.
@@ -147,7 +149,8 @@ class TopicRetention(Workload):
             topic = TopicConfig(_TOPIC, _QUEUES, _QUEUES, attributes={f"+{name}": str(_UNLIMITED)})
             self._is_raised = True
             await self.scene.until_done(program, lambda: admin.create_topic(topic, cluster=CLUSTER))
-        await asyncio.sleep(_SEARCHES_S + _LATE_S)
+        copies_s = _COPIES_S if self.scene.plan.replicas > 1 else 0.0
+        await asyncio.sleep(copies_s + _SEARCHES_S + _LATE_S)
         if not self.has_faults:
             for _, place, queue in self._queues():
                 if queue.min_offset != queue.log_min_offset:

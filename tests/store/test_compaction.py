@@ -16,6 +16,7 @@ from store_support import LOG_FILE, STORE_HOST, crash, flush_queues, flushed, lo
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.record import decode_record
 from gantrymq.store import retention
 from gantrymq.store.compaction.compaction_store import file_sizes
 from gantrymq.store.compaction.segment import CopiedRecord
@@ -718,3 +719,82 @@ def test_other_file_sizes_than_before(open_compacted: OpenStore, tmp_path: Path)
     config = small_config(tmp_path, compaction_mapped_file_size=10_000)
     with pytest.raises(StoreError, match="compactionMappedFileSize"):
         MessageStore(config, STORE_HOST, compaction_topics=lambda: ["state"]).open()
+
+
+@pytest.mark.parametrize(
+    "content_of_file", [b"{:}", b"[1]", b'{"queueOffsetMap":[]}', b'{"queueOffsetMap":{"state_0":"x"}}']
+)
+def test_damaged_positions_compact_all_messages_again(
+    tmp_path: Path, open_compacted: OpenStore, content_of_file: bytes
+) -> None:
+    store = open_compacted()
+    for i in range(60):
+        put_key(store, f"key-{i % 7}", b"%d" % i)
+    copy(store)
+    compact(store)
+    store.close()
+    for path in (tmp_path / "compaction").glob("position-checkpoint*"):
+        path.write_bytes(content_of_file)
+    store = open_compacted()
+    found = content(store)
+    assert {i: b"%d" % i for i in range(53, 60)}.items() <= found.items()
+    compact(store)
+    assert content(store) == found
+
+
+@pytest.mark.parametrize("listed", [b"0", b"0;x", b"0;0;0", b"\xff;0", b"0;40"])
+def test_a_damaged_list_of_replaced_files(tmp_path: Path, open_compacted: OpenStore, listed: bytes) -> None:
+    store = open_compacted()
+    put_key(store, "key", b"value")
+    copy(store)
+    store.close()
+    log = tmp_path / "compaction" / "compactionLog" / "state" / "0"
+    (log / "compacting").mkdir()
+    (log / "compacting" / "replaced").write_bytes(listed)
+    with pytest.raises(StoreError, match=r"replaced is damaged.* Move .* away"):
+        open_compacted()
+    assert (log / ("0" * 20)).exists()
+    shutil.rmtree(tmp_path / "compaction")
+    store = open_compacted()
+    copy(store)
+    assert content(store) == {0: b"value"}
+
+
+@pytest.mark.parametrize("number", [0, 7, 12, 18])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"queue_offset": 1 << 40},
+        {"queue_offset": -5},
+        {"queue_offset": 17},
+        {"size": 0x7FFFFFFF},
+        {"physical_offset": 1 << 40},
+    ],
+    ids=str,
+)
+def test_a_damaged_unit_hides_no_other_message(
+    tmp_path: Path, open_compacted: OpenStore, number: int, damage: dict[str, int]
+) -> None:
+    store = open_compacted()
+    for i in range(40):
+        put_key(store, f"key-{i}", b"%d" % i)
+    copy(store)
+    store.close()
+    path = tmp_path / "compaction" / "compactionCq" / "state" / "0" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    names = ("physical_offset", "size", "tags_code", "store_time", "queue_offset")
+    fields = list(JAVA_UNIT.unpack_from(data, number * 46))
+    for name, value in damage.items():
+        fields[names.index(name)] = value
+    JAVA_UNIT.pack_into(data, number * 46, *fields)
+    path.write_bytes(data)
+    store = open_compacted()
+    expected = {i: b"%d" % i for i in range(40)}
+    assert {**content(store), number: b"%d" % number} == expected
+    # Each message can also be read alone.
+    queue = store.queue("state", 0)
+    for i in expected.keys() - {number}:
+        found = store.get(queue, i, 1, 1 << 20)
+        assert [decode_record(each).queue_offset for each in found.buffers] == [i]
+    copy(store)
+    assert {**content(store), number: b"%d" % number} == expected

@@ -68,7 +68,8 @@ fuzz_target!(|input: (u8, [&[u8]; 4])| {
         json: [vec![b'{'], vec![], vec![], vec![], vec![b'}']],
     };
     let offsets = vec![send.born_timestamp; usize::from(kind) + 1];
-    let place = Place { physical_offsets: &offsets, queue_id: send.opaque, queue_offset: i64::MAX };
+    let unique_id = if Answers::takes(&parts.key, pieces[1]) { pieces[1] } else { b"" };
+    let place = Place { physical_offsets: &offsets, queue_id: send.opaque, queue_offset: i64::MAX, unique_id };
     let mut to = body.to_vec();
     answers.add(&mut to, &parts.key, send.opaque, &place);
     let answer = &to[body.len()..];

@@ -206,12 +206,15 @@ class CompactionLog:
         begin = result.next_begin_offset
         stops_at = self.end if end is None else min(end, self.end)
         matching_ends = monotonic() + _MATCHING_S
+        segment: Segment | None = None
+        number = 0
         while looked_at > 0 and not result.message_count:
-            segment = self._segment_of(result.next_begin_offset)
             if segment is None:
-                result.next_begin_offset = max(begin, stops_at)
-                return
-            number = segment.number_of(result.next_begin_offset)
+                segment = self._segment_of(result.next_begin_offset)
+                if segment is None:
+                    result.next_begin_offset = max(begin, stops_at)
+                    return
+                number = segment.number_of(result.next_begin_offset)
             units = segment.units(number, min(most, looked_at, segment.count - number))
             wanted: list[SparseUnit] = []
             size = 0
@@ -223,15 +226,20 @@ class CompactionLog:
                     wanted.append(unit)
                     size += unit.size
             looked_at -= len(units)
+            number += len(units)
             records = iter(segment.read(wanted))
             for unit in units:
+                is_wanted = tags_codes is None or unit.tags_code in tags_codes
+                record = next(records) if is_wanted else None
+                is_damaged = is_wanted and record is None
+                if is_damaged or not result.next_begin_offset <= unit.queue_offset <= segment.last:
+                    # The queue offset can be wrong, and must not hide other messages.
+                    continue
                 if unit.queue_offset >= stops_at:
                     result.next_begin_offset = max(result.next_begin_offset, stops_at)
                     return
                 if matches is not None and result.next_begin_offset > begin and monotonic() >= matching_ends:
                     return
-                is_wanted = tags_codes is None or unit.tags_code in tags_codes
-                record = next(records) if is_wanted else None
                 if record is not None and (matches is None or matches(record)):
                     if result.message_count and result.size + unit.size > most_bytes:
                         return
@@ -240,6 +248,11 @@ class CompactionLog:
                     result.message_count += 1
                     result.size += unit.size
                 result.next_begin_offset = unit.queue_offset + 1
+            if number >= segment.count:
+                result.next_begin_offset = max(result.next_begin_offset, min(segment.last + 1, stops_at))
+                segment = None
+        # If all these units are damaged, the next call must begin later.
+        result.next_begin_offset = max(result.next_begin_offset, begin + 1)
 
     def store_time(self, queue_offset: int) -> int:
         """Returns the store time of the first message at or after a queue offset, in ms; -1 if there is none."""
@@ -280,10 +293,7 @@ class CompactionLog:
         compacting = self.log_directory / COMPACTING
         try:
             try:
-                old, new = (
-                    {int(base) for base in text.split(",") if base}
-                    for text in files.read_bytes(compacting / _REPLACED).decode().split(";")
-                )
+                old, new = self._read_replaced(compacting / _REPLACED)
             except FileNotFoundError:
                 self.delete_compacting()
                 return
@@ -300,6 +310,25 @@ class CompactionLog:
             self.delete_compacting()
         except OSError as e:
             raise store_error(e, f"can't replace the compacted files of {self.log_directory}") from e
+
+    def _read_replaced(self, path: Path) -> tuple[set[int], set[int]]:
+        """Returns the names of the files to replace and of the new ones. Raises OSError, or StoreError if damaged."""
+        try:
+            old, new = (
+                {int(base) for base in text.split(",") if base} for text in files.read_bytes(path).decode().split(";")
+            )
+            for directory in (self.log_directory, self.unit_directory):
+                for base in new:
+                    name = f"{base:020d}"
+                    if not files.exists(directory / COMPACTING / name) and not files.exists(directory / name):
+                        raise ValueError(f"the file {name} of the compaction does not exist")
+        except ValueError as e:
+            raise StoreError(
+                f"{path} is damaged, so an interrupted compaction cannot be completed: {e}. Move "
+                f"{self.log_directory} and {self.unit_directory} away to copy the messages again that are still in "
+                "the commit log"
+            ) from e
+        return old, new
 
     def mark_deleted(self) -> None:
         """Makes a running compaction or flush end. The caller deletes the files."""

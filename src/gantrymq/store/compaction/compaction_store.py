@@ -8,13 +8,15 @@ of compaction topics are copied and flushed.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from gantrymq.errors import RecordError, StoreError
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.record import Record, decode_record
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.compaction.compaction_log import CompactionLog
@@ -47,6 +49,16 @@ class MissingMessages(NamedTuple):
     end: int
 
 
+class CompactionPositions(msgspec.Struct, rename="camel"):
+    """The content of the file of positions (`CompactionPositionMgr`).
+
+    Attributes:
+        queue_offset_map: "TOPIC_QUEUE" -> queue offset of the last compacted message.
+    """
+
+    queue_offset_map: dict[str, int] = {}
+
+
 class CompactionStore:
     """The compaction logs of one store.
 
@@ -72,7 +84,7 @@ class CompactionStore:
         self._sizes = file_sizes(config)
         self._root = config.store_path_root_dir / "compaction"
         self._logs: dict[ConsumeQueue, CompactionLog] = {}
-        #: "TOPIC_QUEUE" -> queue offset of the last compacted message (`CompactionPositionMgr`).
+        #: `CompactionPositions.queue_offset_map` of the existing queues.
         self._positions: dict[str, int] = {}
         self._position_file = JsonConfigFile(self._root / "position-checkpoint")
         #: The remaining queues of the current round of copying. The first one has had `_steps` steps.
@@ -91,14 +103,14 @@ class CompactionStore:
         """Opens the logs on disk. Raises StoreError."""
         if not files.is_directory(self._root):
             return
-        content = self._position_file.load(can_be_rebuilt=True)
-        positions = {} if content is None else json.loads(content).get("queueOffsetMap", {})
+        content = self._position_file.load(_decode_positions, can_be_rebuilt=True)
+        positions = {} if content is None else _decode_positions(content)
         for topic, queue_id in queues_in(self._root / _LOGS):
             queue = self._queues.get_or_create(topic, queue_id)
             log = self._open(queue)
             position = positions.get(_name(queue))
             # A position at or after the end is of lost messages. All messages are compacted again then.
-            if isinstance(position, int) and position < log.end:
+            if position is not None and position < log.end:
                 self._positions[_name(queue)] = position
             if was_aborted:
                 unsure_from = log.unsure_from
@@ -345,8 +357,7 @@ class CompactionStore:
         self._position_file.write()
 
     def _put_positions(self) -> None:
-        content = json.dumps({"queueOffsetMap": self._positions}, separators=(",", ":"))
-        self._position_file.put(content.encode())
+        self._position_file.put(encode_json(CompactionPositions(self._positions)))
 
     def _write_positions(self) -> None:
         """Writes the positions after one was lowered or removed.
@@ -385,6 +396,11 @@ def file_sizes(config: StoreConfig) -> FileSizes:
     if count < 5:
         return FileSizes(units * 5, units)
     return FileSizes(units * (count if 0 < rest < units // 2 else count + 1), units)
+
+
+def _decode_positions(content: bytes) -> dict[str, int]:
+    """Returns the positions in the file. Raises BodyError."""
+    return decode_json(content, CompactionPositions).queue_offset_map
 
 
 def _name(queue: ConsumeQueue) -> str:

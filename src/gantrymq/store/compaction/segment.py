@@ -131,7 +131,10 @@ class Segment:
         if count:
             unit = self.unit(count - 1)
             self.position = unit.physical_offset + unit.size - self.base
-            self.first, self.last = self.unit(0).queue_offset, unit.queue_offset
+            self.last = unit.queue_offset
+            # Damaged units can be before it. The last one was checked.
+            whole = (each for each in map(self.unit, range(count)) if self.read([each])[0] is not None)
+            self.first = next(whole, unit).queue_offset
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -148,8 +151,20 @@ class Segment:
         ]
 
     def number_of(self, queue_offset: int) -> int:
-        """Returns the number of the first record at or after a queue offset. Raises StoreError."""
-        return self._first(self.count, lambda unit: unit.queue_offset >= queue_offset)
+        """Returns the number of the first record at or after a queue offset. Raises StoreError.
+
+        The binary search ends beside a damaged unit if it comes to one. Then all units are searched.
+        """
+        number = self._first(self.count, lambda unit: unit.queue_offset >= queue_offset)
+        beside = self.units(max(number - 1, 0), 2 if 0 < number < self.count else 1)
+        if all(self.first <= unit.queue_offset <= self.last for unit in beside):
+            return number
+        offsets = (unit.queue_offset for unit in self._all_units())
+        return next((each for each, offset in enumerate(offsets) if queue_offset <= offset <= self.last), self.count)
+
+    def _all_units(self) -> Iterator[SparseUnit]:
+        for number in range(0, self.count, _UNITS_AT_ONCE):
+            yield from self.units(number, min(_UNITS_AT_ONCE, self.count - number))
 
     def _first(self, high: int, is_found: Callable[[SparseUnit], bool]) -> int:
         """Returns the number of the first unit before `high` for which `is_found` is true, or `high`."""
@@ -175,10 +190,17 @@ class Segment:
         records: list[memoryview | None] = []
         at = 0
         while at < len(units):
+            if not self._is_in_file(units[at]):
+                records.append(None)
+                at += 1
+                continue
             begin = units[at].physical_offset
             end, following = begin, at
-            while following < len(units) and units[following].physical_offset == end:
-                end += units[following].size
+            while following < len(units):
+                unit = units[following]
+                if unit.physical_offset != end or not self._is_in_file(unit):
+                    break
+                end += unit.size
                 following += 1
             data = memoryview(_read(self.log_path, begin - self.base, end - begin))
             for unit in units[at:following]:
@@ -191,6 +213,10 @@ class Segment:
                 records.append(record if is_right else None)
             at = following
         return records
+
+    def _is_in_file(self, unit: SparseUnit) -> bool:
+        position = unit.physical_offset - self.base
+        return 0 <= position < position + unit.size <= self._sizes.log
 
     def records(self) -> Iterator[tuple[SparseUnit, memoryview]]:
         """Yields all undamaged records with their units. Raises StoreError."""
