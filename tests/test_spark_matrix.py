@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,9 +70,32 @@ def test_the_table_takes_the_place_of_the_one_before(
 
 
 def test_results_are_kept(matrix: ModuleType, tmp_path: Path) -> None:
+    assert matrix.load(tmp_path / "results.json") == {}
     result = matrix.VersionResult("4.0.5", {"test_a.py": matrix.FileResult("hash", "abc1234", 1, 2, ["why"])})
-    result.save(tmp_path / "4.0.json")
-    assert matrix.VersionResult.load(tmp_path / "4.0.json") == result
+    matrix.save({"4.1": matrix.VersionResult("4.1.4"), "4.0": result}, tmp_path / "results.json")
+    found = matrix.load(tmp_path / "results.json")
+    assert list(found.items()) == [("4.0", result), ("4.1", matrix.VersionResult("4.1.4"))]
+
+
+@pytest.mark.parametrize("page", ["docs/versions.md", "docs/zh/versions.md"])
+def test_the_pages_name_the_tested_versions_of_lakes(matrix: ModuleType, page: str) -> None:
+    lakes = {(version, lake): name for version, of in matrix.LAKES.items() for lake, name in of.items()}
+    text = (ROOT / page).read_text()
+    found = {}
+    for lake, group in (("delta", "io.delta"), ("iceberg", "org.apache.iceberg")):
+        (row,) = re.findall(rf"^\|.*`{group}:.*$", text, re.MULTILINE)
+        for version, cell in zip(matrix.VERSIONS, row.split("|")[2:-1], strict=True):
+            if "`" in cell:
+                found[version, lake] = cell.strip(" `")
+    assert found == lakes
+
+
+def test_the_documented_commands_use_tested_versions_of_lakes(matrix: ModuleType) -> None:
+    tested = {name for of in matrix.LAKES.values() for name in of.values()}
+    files = [ROOT / "docs" / "spark" / "lakes.md", *(ROOT / "examples").rglob("*.py")]
+    used = {name for file in files for name in re.findall(r"--packages (\S+_2\.13:\S+)", file.read_text())}
+    assert used
+    assert used <= tested
 
 
 def test_environments_get_the_locked_packages_but_for_spark(matrix: ModuleType) -> None:

@@ -13,7 +13,7 @@ that only its tests use.
 Runs: test files run one after the other, each in its own process. A file that passed does not run again while the
 package, the file and the environment are unchanged. A stopped run therefore continues where it stopped.
 
-The table contains all stored results and their commits.
+Results are in tests/spark/matrix_results.json. The table contains all of them and their commits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".venv-spark"
 DOCUMENT = ROOT / "docs" / "versions.md"
+RESULTS = ROOT / "tests" / "spark" / "matrix_results.json"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 FILE_TIMEOUT_S = 3600
 #: Timeout of tests that have none of their own.
@@ -43,11 +45,11 @@ _TO_THE_END = (0, 1, 5)
 LAKES = {
     "4.0": {
         "delta": "io.delta:delta-spark_4.0_2.13:4.4.0",
-        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
     },
     "4.1": {
         "delta": "io.delta:delta-spark_4.1_2.13:4.4.0",
-        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+        "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     },
     "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
 }
@@ -58,7 +60,13 @@ KILL_FILES = ("test_spark_delta.py", "test_spark_exactly_once_kill.py", "test_sp
 MANY_KILLS = "many_kills"
 #: Test files of each row of the table. The last row has the files that no other row names.
 ROWS = {
-    "batch read": ("test_spark_read.py", "test_spark_read_live.py", "test_spark_million.py", "test_spark_filters.py"),
+    "batch read": (
+        "test_spark_read.py",
+        "test_spark_read_live.py",
+        "test_spark_million.py",
+        "test_spark_filters.py",
+        "test_spark_compaction_topics.py",
+    ),
     "stream": (
         "test_spark_stream.py",
         "test_spark_stream_reader.py",
@@ -84,6 +92,7 @@ ROWS = {
         "test_spark_body_registry.py",
     ),
     "rocketmq-store": ("test_spark_store.py",),
+    "progress, metrics, lineage": ("test_spark_query_metrics.py", "test_spark_metrics.py", "test_spark_lineage.py"),
     "pipelines": ("test_pipeline.py",),
     "Spark Connect": ("test_spark_connect.py",),
     "standalone cluster": ("test_spark_standalone.py",),
@@ -118,15 +127,23 @@ class VersionResult:
     version: str = ""
     files: dict[str, FileResult] = field(default_factory=dict)
 
-    @classmethod
-    def load(cls, path: Path) -> VersionResult:
-        if not path.exists():
-            return cls()
-        found = json.loads(path.read_text())
-        return cls(found["version"], {name: FileResult(**result) for name, result in found["files"].items()})
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1))
+def load(path: Path) -> dict[str, VersionResult]:
+    """Returns the stored results of each Spark version that has some, in the order of VERSIONS."""
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        version: VersionResult(
+            stored[version]["version"],
+            {name: FileResult(**result) for name, result in stored[version]["files"].items()},
+        )
+        for version in VERSIONS
+        if version in stored
+    }
+
+
+def save(results: dict[str, VersionResult], path: Path) -> None:
+    stored = {version: asdict(results[version]) for version in VERSIONS if version in results}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def main() -> None:
@@ -142,8 +159,8 @@ def main() -> None:
     HOME.mkdir(exist_ok=True)
     for version in given.versions or VERSIONS:
         run_version(version, given.files, anew=given.anew, kills=given.kills)
-    results = {version: VersionResult.load(HOME / f"{version}.json") for version in VERSIONS}
-    write_table({version: result for version, result in results.items() if result.files})
+    results = load(RESULTS)
+    write_table(results)
     failed = [
         f"{version} {name}"
         for version, result in results.items()
@@ -161,8 +178,8 @@ def environment(version: str) -> Path:
     """Returns the interpreter of a version. Creates or updates its environment if necessary."""
     home = HOME / version
     python = home / "bin" / "python"
-    wanted = [ROOT / name for name in ("requirements.lock", "pyproject.toml", "tools/spark_matrix.py")]
-    stamp = digest(wanted)
+    lakes = LAKES.get(version, {})
+    stamp = f"{digest([ROOT / 'requirements.lock', ROOT / 'pyproject.toml'])} {lakes} {CLIENTS[version]}"
     if (home / "stamp").exists() and (home / "stamp").read_text() == stamp:
         return python
     say(f"Spark {version}: making its environment")
@@ -175,7 +192,7 @@ def environment(version: str) -> Path:
     install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
     run([*install, "-r", packages, f"pyspark=={version}.*"])
     run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT])
-    for lake, coordinates in LAKES.get(version, {}).items():
+    for lake, coordinates in lakes.items():
         fetch_lake(coordinates, home / "lakes" / lake)
     make_client(uv, home / "client", f"pyspark-client=={CLIENTS[version]}.*", packages)
     (home / "stamp").write_text(stamp)
@@ -226,8 +243,7 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
 def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
     python = environment(version)
     run([ROOT / "native" / "build", HOME / version])
-    store = HOME / f"{version}.json"
-    result = VersionResult.load(store)
+    result = load(RESULTS).get(version, VersionResult())
     result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
     stamps = "".join((HOME / version / name).read_text() for name in ("stamp", "native-stamp"))
     of_all = digest(common_inputs()) + stamps + result.version
@@ -241,11 +257,13 @@ def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
         is_known = known is not None and known.inputs == inputs and not known.failed
         if wanted not in file.name or (is_known and not anew) or (with_many and not kills):
             continue
+        started = time.monotonic()
         of_file = run_file(python, version, file, many_kills=with_many)
         of_file.inputs, of_file.commit = inputs, commit
         result.files[name] = of_file
-        result.save(store)
-        say(f"Spark {result.version}: {name}: {cell([of_file])}")
+        # Another process may run another version.
+        save(load(RESULTS) | {version: result}, RESULTS)
+        say(f"Spark {result.version}: {name}: {cell([of_file])} in {time.monotonic() - started:.0f} s")
 
 
 def test_runs() -> dict[str, Path]:
@@ -266,8 +284,9 @@ def test_files() -> list[Path]:
 def common_inputs() -> list[Path]:
     """Returns the files that every test depends on: the package's code for Spark, the examples and shared test code."""
     source = ROOT / "src" / "gantrymq"
+    packages = [source / "spark", source / "arrow", source / "codecs", *(ROOT / "src").glob("pyspark_*")]
     return [
-        *sorted((source / "spark").rglob("*.py")),
+        *sorted(path for package in packages for path in package.rglob("*.py")),
         *sorted(path for path in (source / "pipeline").rglob("*") if path.suffix in (".py", ".yml", ".md")),
         *sorted((ROOT / "examples").rglob("*.py")),
         *sorted(path for path in (ROOT / "tests" / "spark").glob("*.py") if not path.name.startswith("test_")),

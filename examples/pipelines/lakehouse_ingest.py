@@ -2,7 +2,7 @@
 
     spark-submit --packages io.delta:delta-spark_4.1_2.13:4.4.0 ... \\
       lakehouse_ingest.py --topic orders --format delta --table /lake/orders --checkpoint /lake/.orders
-    spark-submit --packages org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0 ... \\
+    spark-submit --packages org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0 ... \\
       lakehouse_ingest.py --topic orders --format iceberg --table lake.orders --checkpoint /lake/.orders
 
 If the driver is killed before the checkpoint is complete, Spark writes the same micro-batch again. The formats handle

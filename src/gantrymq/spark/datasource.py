@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -81,8 +82,13 @@ def register(spark: SparkSession) -> None:
     rows. While the setting is off, Spark rejects readers that support such conditions.
     """
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
-    spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)
-    spark.dataSource.register(RocketMQStoreDataSource)
+    for source in (RocketMQPushdownDataSource if pushes else RocketMQDataSource, RocketMQStoreDataSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as e:
+            # Spark 4.0 keeps the sources that it has found itself: the same classes, in `pyspark_rocketmq`.
+            if e.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def _columns(schema: StructType, options: ReadOptions) -> pa.Schema:
