@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import json
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from struct import Struct
@@ -24,14 +26,25 @@ from typing import Any
 from result_files import add_out, recorded
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.client.consuming.assignment import Assignment
+from gantrymq.client.consuming.batches import Batches
+from gantrymq.client.consuming.concurrently import ConsumeConcurrently
+from gantrymq.client.consuming.consumer_context import ConsumerContext
+from gantrymq.client.consuming.handler_pool import MessageHandler
+from gantrymq.client.consuming.orderly import ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
+from gantrymq.client.consuming.push_consumer import CONCURRENCY, PushConsumerOptions
+from gantrymq.client.consuming.queue_puller import QueuePuller
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.send_attempt import first_look
 from gantrymq.client.pulled_messages import decode_pulled
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.command import SerializeType
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
-from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.pull_response import encode_pull_head
 from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.remoting.connection import Connection
@@ -86,6 +99,27 @@ class Answering(Swallowing):
         self.spent_ns += time.thread_time_ns() - began
         assert self.connection is not None
         self.connection.data_received(read)
+
+
+class AnsweringPulls(Swallowing):
+    """Responds to the pulls of one queue with `pulls`, the records of one response each. Further pulls wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pulls: Sequence[bytes]) -> None:
+        super().__init__()
+        self.connection: Connection | None = None
+        self._loop = loop
+        self._pulls = pulls
+        self._answered = 0
+
+    def write(self, data: bytes) -> None:
+        if self._answered < len(self._pulls):
+            opaque = json.loads(data[8:])["opaque"]
+            records = self._pulls[self._answered]
+            self._answered += 1
+            following, end = self._answered * PULLED, len(self._pulls) * PULLED
+            head = encode_pull_head(SerializeType.JSON, opaque, 0, "", 0, following, 0, end, len(records))
+            assert self.connection is not None
+            self._loop.call_soon(self.connection.data_received, head + records)
 
 
 def main() -> int:
@@ -148,6 +182,7 @@ async def run(body: bytes, repeat: int) -> None:
                 times.append((time.thread_time_ns() - began - answering.spent_ns) / (workers * count * messages))
             show(name, times)
     steps_of_a_pull(body, repeat)
+    await push_consumers(body, repeat)
 
 
 def run_blocking(body: bytes, repeat: int) -> None:
@@ -207,15 +242,21 @@ async def connect(producer: Producer) -> tuple[Answering, Callable[[], Coroutine
         frozenset(),
     )
     peer = Answering(loop)
-    peer.connection = connection = Connection({}, limits=client.remoting._connection_limits, first_look=first_look())
-    connection.connection_made(peer)
-    connection.address = ADDRESS
-    client.remoting._connections[ADDRESS] = connection
+    peer.connection = _to_broker(producer, peer)
 
     async def disconnect() -> None:
         client.remoting._connections.clear()
 
     return peer, disconnect
+
+
+def _to_broker(producer: Producer, peer: Swallowing) -> Connection:
+    remoting = producer.client.remoting
+    connection = Connection({}, limits=remoting._connection_limits, first_look=first_look())
+    connection.connection_made(peer)
+    connection.address = ADDRESS
+    remoting._connections[ADDRESS] = connection
+    return connection
 
 
 def steps_of_a_pull(body: bytes, repeat: int) -> None:
@@ -235,7 +276,80 @@ def steps_of_a_pull(body: bytes, repeat: int) -> None:
     show(f"a pull of {PULLED}, decoded and dealt with", times)
 
 
-def pulled_records(queue: MessageQueue, body: bytes) -> bytes:
+async def push_consumers(body: bytes, repeat: int) -> None:
+    """Measures a push consumer with a backlog: the CPU time of all its threads, with an almost empty handler."""
+    queue = MessageQueue(TOPIC, BROKER, 3)
+    pulls = [pulled_records(queue, body, number * PULLED) for number in range(PULLS)]
+    for kind in CONSUMERS:
+        times = []
+        for _ in range(repeat):
+            began = time.process_time_ns()
+            await consume(kind, pulls, BACKLOGS)
+            times.append((time.process_time_ns() - began) / (BACKLOGS * PULLS * PULLED))
+        show(f"push consumer, {kind}", times)
+
+
+#: Pulls of a backlog, and backlogs that one consumer reads in turn.
+PULLS, BACKLOGS = 4, 8
+#: Kinds of push consumers.
+ASYNC, PLAIN, LISTS, ORDERLY = "async handler", "plain function", f"lists of {BATCH}", "in order"
+CONSUMERS = (ASYNC, PLAIN, LISTS, ORDERLY)
+
+
+async def consume(kind: str, pulls: Sequence[bytes], repetitions: int) -> None:
+    """Pulls and handles the records of `pulls` like a push consumer, `repetitions` times."""
+    queue = MessageQueue(TOPIC, BROKER, 3)
+    loop = asyncio.get_running_loop()
+    # A counter that threads can share.
+    handled, ended = itertools.count(1), asyncio.Event()
+    expected = len(pulls) * PULLED
+
+    def handle_plainly(message: MessageExt) -> None:
+        if message.body and next(handled) % expected == 0:
+            loop.call_soon_threadsafe(ended.set)
+
+    async def handle(message: MessageExt) -> None:
+        handle_plainly(message)
+
+    async def handle_list(messages: list[MessageExt]) -> None:
+        for message in messages:
+            handle_plainly(message)
+
+    async with AsyncExitStack() as stack:
+        producer, _ = await connected(stack)
+        options = PushConsumerOptions("127.0.0.1:1", "benchmark_consumer")
+        assignment = Assignment(lambda queue: queue, None, None)
+        context = ConsumerContext(producer.client, "benchmark_consumer", {}, options, assignment)
+        handler: MessageHandler = handle_plainly if kind == PLAIN else handle
+        at_a_time = CONCURRENCY
+        if kind == LISTS:
+            handler, at_a_time = Batches(handle_list, BATCH, 0.1, CONCURRENCY), CONCURRENCY * BATCH
+            stack.push_async_callback(handler.close)
+        consumption = (
+            ConsumeOrderly(handler, CONCURRENCY, None, None, None, 1.0, lambda _: TOPIC, lambda _: None)
+            if kind == ORDERLY
+            else ConsumeConcurrently(handler, at_a_time, None, 900.0, lambda _: TOPIC)
+        )
+        stack.push_async_callback(consumption.close, 10.0)
+        for _ in range(repetitions):
+            ended.clear()
+            peer = AnsweringPulls(loop, pulls)
+            peer.connection = _to_broker(producer, peer)
+            process_queue = ProcessQueue(queue, 0, options.limits())
+            puller = QueuePuller(
+                context,
+                process_queue,
+                SubscriptionData.parse(TOPIC),
+                consumption.submit,
+                lambda _, offset: None,
+                commits=lambda: True,
+                lite=False,
+            )
+            await ended.wait()
+            await puller.stop()
+
+
+def pulled_records(queue: MessageQueue, body: bytes, first: int = 0) -> bytes:
     """Returns the records of a pull response."""
     properties = b"UNIQ_KEY\x01%032X\x02" % 1
     return b"".join(
@@ -245,7 +359,7 @@ def pulled_records(queue: MessageQueue, body: bytes) -> bytes:
                 TOPIC.encode(), properties,
             )
         )
-        for n in range(PULLED)
+        for n in range(first, first + PULLED)
     )  # fmt: skip
 
 

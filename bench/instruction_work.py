@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -107,6 +108,13 @@ async def consume(repetitions: int) -> int:
     return repetitions * PULLS * client_micro.PULLED
 
 
+async def push(kind: str, repetitions: int) -> int:
+    queue = MessageQueue(client_micro.TOPIC, client_micro.BROKER, 3)
+    pulls = [client_micro.pulled_records(queue, BODY, number * client_micro.PULLED) for number in range(PULLS)]
+    await client_micro.consume(kind, pulls, repetitions)
+    return repetitions * PULLS * client_micro.PULLED
+
+
 async def store(repetitions: int) -> int:
     reads = [
         b"".join(micro.send_frame(number + i, BODY) for i in range(micro.FRAMES_PER_READ))
@@ -137,6 +145,7 @@ KINDS: dict[str, Kind] = {
     "client: send with keys and tags, 32 in flight": send_with_keys,
     "client: send_batch of 32": send_batch,
     "client: a pull of 256, decoded and removed": consume,
+    **{f"client: push consumer, {kind}": partial(push, kind) for kind in client_micro.CONSUMERS},
     "broker: sends by native code, 32 in one read": store,
     "broker: pulls of 32 messages": pull,
 }

@@ -30,7 +30,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return measures
 
 
-@pytest.mark.parametrize(("program", "rows"), [("client_micro.py", 8), ("micro.py", 7)])
+@pytest.mark.parametrize(("program", "rows"), [("client_micro.py", 12), ("micro.py", 7)])
 def test_a_micro_benchmark_prints_rows_that_a_comparison_reads(
     compare_micro: ModuleType, program: str, rows: int
 ) -> None:

@@ -144,19 +144,20 @@ async def _read(
     interval_s: float,
 ) -> dict[str, Any]:
     born, stored = ResponseTimes(), ResponseTimes()
-    failed = 0
+    consumed = failed = 0
     stopwatch: Stopwatch | None = None
     complete = asyncio.Event()
     now = time.time
 
     async def handle(message: MessageExt) -> None:
-        nonlocal failed, stopwatch
+        nonlocal consumed, failed, stopwatch
         if stopwatch is None:
             stopwatch = Stopwatch()
         now_s = now()
         born.add(now_s - message.born_timestamp / 1000)
         stored.add(now_s - message.store_timestamp / 1000)
-        if born.count == quantity:
+        consumed += 1
+        if consumed == quantity:
             complete.set()
         if fail_rate and random.random() < fail_rate:
             failed += 1
@@ -171,12 +172,12 @@ async def _read(
         await _until_done_or_interrupted(
             [wait()],
             interval_s,
-            lambda: (born.count, f"since born {born.average_ms:.3f} ms, max {1000 * born.max_s:.3f} ms, "
+            lambda: (consumed, f"since born {born.average_ms:.3f} ms, max {1000 * born.max_s:.3f} ms, "
                      f"since stored {stored.average_ms:.3f} ms, max {1000 * stored.max_s:.3f} ms, failed {failed:,}"),
         )  # fmt: skip
-        figures = (stopwatch or Stopwatch()).figures(born.count)
+        figures = (stopwatch or Stopwatch()).figures(consumed)
     return {
-        "consumed": born.count,
+        "consumed": consumed,
         "failed": failed,
         **figures,
         **born.figures("sinceBorn"),

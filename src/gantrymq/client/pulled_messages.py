@@ -47,7 +47,7 @@ def decode_pulled(
     pos, end, last = 0, len(buffer), first_offset - 1
     while pos < end:
         if native is not None and (found := native.pulled_records(buffer, pos, encoded_topic, queue_id, last)):
-            messages += [MessageExt.of_parts(queue, parts, max_body_size) for parts in found]
+            messages += MessageExt.of_parts(queue, found, max_body_size)
             pos += sum([parts[0] for parts in found])
             last = found[-1][1]
             continue

@@ -306,26 +306,35 @@ class MessageExt(Message):
     def of_parts(
         cls,
         queue: MessageQueue,
-        parts: tuple[int, int, int, bytes, bytes, bytes],
+        records: Iterable[tuple[int, int, int, bytes, bytes, bytes]],
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
-    ) -> MessageExt:
-        """Creates a message from parts of a valid record: size, queue offset, sysFlag, head, body and properties.
+    ) -> list[MessageExt]:
+        """Creates messages from the parts of valid records: size, queue offset, sysFlag, head, body and properties.
 
         The head has all bytes before the body. Its fields are decoded on first access. This takes a third of the time
-        of `__init__`.
+        of `__init__`. One call for each message would take half as long again.
         """
-        message = cls.__new__(cls)
-        message.topic, message.broker_name, message.queue_id = queue
-        message.store_size, message.queue_offset, sys_flag, message._head, body, message._raw_properties = parts
-        message._properties = message._packed = None
-        if sys_flag & COMPRESSED:
-            message._body = None
-            message._packed = _Packed(body, sys_flag & (COMPRESSED | COMPRESSION_MASK), max_body_size)
-            sys_flag &= ~COMPRESSED
-        else:
-            message._body = body
-        message.sys_flag = sys_flag
-        return message
+        topic, broker_name, queue_id = queue
+        new, messages = cls.__new__, []
+        for size, queue_offset, sys_flag, head, body, properties in records:
+            message = new(cls)
+            message.topic = topic
+            message.broker_name = broker_name
+            message.queue_id = queue_id
+            message.store_size = size
+            message.queue_offset = queue_offset
+            message._head = head
+            message._raw_properties = properties
+            message._properties = message._packed = None
+            if sys_flag & COMPRESSED:
+                message._body = None
+                message._packed = _Packed(body, sys_flag & (COMPRESSED | COMPRESSION_MASK), max_body_size)
+                sys_flag &= ~COMPRESSED
+            else:
+                message._body = body
+            message.sys_flag = sys_flag
+            messages.append(message)
+        return messages
 
     @classmethod
     def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from records import message_at
 
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
@@ -65,6 +66,18 @@ def test_tells_once_of_room() -> None:
     for offset in range(12):
         process_queue.remove(message_at(offset))
     assert calls == [9]
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"), [(FlowLimits(max_bytes=message_at(0).store_size), 0), (FlowLimits(max_span=1), 1)]
+)
+def test_tells_of_room_for_bytes_and_in_the_span(limits: FlowLimits, left: int) -> None:
+    process_queue = queue_with(range(3), limits)
+    calls: list[int] = []
+    process_queue.when_not_full(lambda: calls.append(len(process_queue)))
+    for offset in range(3):
+        process_queue.remove(message_at(offset))
+    assert calls == [left]
 
 
 def test_removing_twice_changes_nothing() -> None:

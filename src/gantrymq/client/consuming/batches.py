@@ -34,6 +34,7 @@ class Batches:
         self._is_coroutine = is_coroutine_handler(cast(MessageHandler, handler))
         self._size = size
         self._wait_s = wait_s
+        self._loop = asyncio.get_running_loop()
         self._gathered: list[tuple[MessageExt, asyncio.Future[BaseException | None]]] = []
         self._turns = asyncio.Semaphore(concurrency)
         self._tasks = Tasks("the handling of a batch")
@@ -42,7 +43,7 @@ class Batches:
 
     async def __call__(self, message: MessageExt) -> None:
         """Waits until the batch with this message is handled. Raises the error of the message."""
-        future: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._gathered.append((message, future))
         if len(self._gathered) >= self._size:
             self._begin()

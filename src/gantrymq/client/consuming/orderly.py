@@ -16,7 +16,7 @@ from gantrymq.client.consuming.concurrently import GRACE_S
 from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
 from gantrymq.client.consuming.log_texts import failed_attempt
-from gantrymq.client.consuming.orderly_queue import Event, OrderlyQueue, State, Step
+from gantrymq.client.consuming.orderly_queue import CONSUMED, HANDLE, Event, OrderlyQueue, State, Step
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.errors import GantryError
@@ -125,9 +125,11 @@ class ConsumeOrderly:
         if queue is None:
             return
         line = queue.line
-        match line.change(event, self._has_lock(process_queue)):
-            case Step.HANDLE:
-                self.pool.submit(process_queue, (line.messages[0],))
+        step = line.change(event, self._has_lock(process_queue))
+        if step is HANDLE:
+            self.pool.submit(process_queue, (line.messages[0],))
+            return
+        match step:
             case Step.BURY:
                 self._burials.start(self._bury(process_queue, line.messages[0]))
             case Step.LOCK:
@@ -143,13 +145,15 @@ class ConsumeOrderly:
         self._change(process_queue, Event.RESUMED)
 
     def _handled(self, process_queue: ProcessQueue, message: MessageExt, error: BaseException | None) -> None:
+        event = CONSUMED
         if error is None:
             process_queue.remove(message)
         else:
+            event = Event.FAILED
             queue = self._queues.get(process_queue)
             following = "the next consumer of its queue receives it" if queue is None else queue.line.after_failure()
             log.warning("handler failed: %s; %s", failed_attempt(message), following, exc_info=error)
-        self._settled(process_queue, Event.CONSUMED if error is None else Event.FAILED)
+        self._settled(process_queue, event)
 
     async def _bury(self, process_queue: ProcessQueue, message: MessageExt) -> None:
         event = Event.NOT_BURIED

@@ -83,7 +83,8 @@ class ProcessQueue:
         """Removes a message that is consumed, or sent back to the broker."""
         if self._pending.pop(message.queue_offset, None) is not None:
             self._bytes -= message.store_size
-            if self._on_not_full is not None:
+            # Compares the number here, because a consumer with a backlog would compute all of `is_full` each time.
+            if self._on_not_full is not None and len(self._pending) < self._limits.max_messages:
                 self._notify_if_not_full()
 
     def when_not_full(self, callback: Callable[[], None]) -> None:
