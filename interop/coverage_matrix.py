@@ -18,7 +18,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import pytest
 
@@ -71,8 +71,6 @@ PAIRS = (
     "suite>gantry",
     CONTROL,
 )
-#: Suites that this repository cannot run.
-WITHOUT_RUNNER = {"rocketmq-test": ("Apache's integration tests (rocketmq-test)", "suite>gantry", "5.5.0")}
 
 
 class Coverage(NamedTuple):
@@ -115,14 +113,27 @@ def pairs_of(clients: list[str], servers: list[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=PAIRS.index)) or (CONTROL,)
 
 
+class Parts(TypedDict):
+    """The numbers of passed and failed tests in a class of a suite, and of those that did not run by reason."""
+
+    passed: int
+    failed: int
+    not_run: dict[str, int]
+
+
 @dataclass
 class Outcome:
-    """The outcome of a test: `passed`, `failed`, or `not run` with a reason."""
+    """The outcome of a test: `passed`, `failed`, or `not run` with a reason.
+
+    If the test runs a class of a suite, `suite_class` is its name, and `parts` has the numbers of its tests.
+    """
 
     module: str
     coverage: Coverage
     state: str = "not run"
     reason: str = "the run ended early"
+    suite_class: str | None = None
+    parts: Parts | None = None
 
 
 class Recorder:
@@ -133,10 +144,14 @@ class Recorder:
         self._outcomes: dict[str, Outcome] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._outcomes = {item.nodeid: Outcome(item.path.name, coverage_of(item)) for item in session.items}
+        for item in session.items:
+            outcome = self._outcomes[item.nodeid] = Outcome(item.path.name, coverage_of(item))
+            if (callspec := getattr(item, "callspec", None)) is not None:
+                outcome.suite_class = callspec.params.get("suite_class")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = self._outcomes[report.nodeid]
+        outcome.parts = dict(report.user_properties).get("parts", outcome.parts)
         if report.failed:
             outcome.state, outcome.reason = "failed", ""
         elif isinstance(report.longrepr, tuple):
@@ -147,7 +162,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         tests = [
-            {"id": name, "module": outcome.module, "state": outcome.state, "reason": outcome.reason}
+            {"id": name, **{field: value for field, value in vars(outcome).items() if field != "coverage"}}
             | outcome.coverage._asdict()
             for name, outcome in self._outcomes.items()
         ]

@@ -23,9 +23,14 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 
 HERE = Path(__file__).parent
-#: Maven builds: our Java programs with Apache's newest version, those with the 4.9 clients, and those with the gRPC
-#: client and Apache's proxy.
-BUILDS = {"5.5": HERE, "4.9": HERE / "client-4.9", "grpc": HERE / "client-grpc"}
+#: Maven builds: our Java programs with Apache's newest version, those with the 4.9 clients, those with the gRPC client
+#: and Apache's proxy, and Apache's integration tests.
+BUILDS = {
+    "5.5": HERE,
+    "4.9": HERE / "client-4.9",
+    "grpc": HERE / "client-grpc",
+    "rocketmq-test": HERE / "rocketmq-test",
+}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 

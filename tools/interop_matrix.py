@@ -31,7 +31,7 @@ INTEROP = ROOT / "interop"
 RESULTS = INTEROP / "results.json"
 LOGS = INTEROP / "target" / "logs"
 BEGIN, END = "<!-- interop results -->\n", "<!-- end of interop results -->\n"
-MODULE_TIMEOUT_S = 3600
+MODULE_TIMEOUT_S = 7200
 #: Timeout of tests that have none of their own.
 TEST_TIMEOUT_S = 600
 #: Time for the end of the servers after the timeout of a module.
@@ -40,7 +40,7 @@ NEVER_RUN = "never run"
 
 # interop/ exists in the repository only, not in a release.
 sys.path.insert(0, str(INTEROP))
-from coverage_matrix import CONTROL, FEATURES, PAIRS, TOGETHER, VERSIONS, WITHOUT_RUNNER  # noqa: E402
+from coverage_matrix import CONTROL, FEATURES, PAIRS, TOGETHER, VERSIONS  # noqa: E402
 from servers import build, missing_tools  # noqa: E402
 
 Json = dict[str, Any]
@@ -61,7 +61,8 @@ class Language(NamedTuple):
     runs: str
     run_columns: tuple[str, ...]
     conditions: str
-    no_runner: str
+    classes: str
+    class_columns: tuple[str, ...]
     reasons: Mapping[str, str]
 
 
@@ -88,7 +89,8 @@ ENGLISH = Language(
     runs="Runs",
     run_columns=("module", "result", "not run because", "commit", "date"),
     conditions="Machines and versions:",
-    no_runner="this repository cannot run it",
+    classes="Classes of Apache's integration tests",
+    class_columns=("class", "result", "not run because"),
     reasons={},
 )
 CHINESE = Language(
@@ -109,7 +111,8 @@ CHINESE = Language(
     runs="运行记录",
     run_columns=("模块", "结果", "未运行的原因", "提交", "日期"),
     conditions="机器与版本：",
-    no_runner="本仓库无法运行",
+    classes="Apache 集成测试的类",
+    class_columns=("类", "结果", "未运行的原因"),
     reasons={NEVER_RUN: "从未运行"},
 )
 
@@ -137,7 +140,10 @@ def counted(tests: Sequence[Json]) -> Json:
 
 
 def result_of(tests: Sequence[Json]) -> Json:
-    """Returns the result of a module: the counts of its tests, and those of each feature, pair and version."""
+    """Returns the result of a module: the counts of its tests, and those of each feature, pair and version.
+
+    The result of a suite also has the counts of each of its classes.
+    """
     by_case: dict[Case, list[Json]] = {}
     for test in tests:
         for pair in test["pairs"]:
@@ -146,7 +152,10 @@ def result_of(tests: Sequence[Json]) -> Json:
         {"feature": feature, "pair": pair, "version": version, **counted(found)}
         for (feature, pair, version), found in sorted(by_case.items())
     ]
-    return {"total": counted(tests), "cases": cases}
+    classes = [
+        {"name": test["suite_class"], **(test["parts"] or counted([test]))} for test in tests if test.get("suite_class")
+    ]
+    return {"total": counted(tests), "cases": cases} | ({"classes": classes} if classes else {})
 
 
 def merged_declared(results: Json, collected: Mapping[str, Sequence[Json]]) -> Json:
@@ -295,6 +304,8 @@ def section(results: Json, language: Language) -> str:
         parts.append(f"### RocketMQ {version}\n")
         of_version = {case: counts for case, counts in sums.items() if case[2] == version}
         parts += _tables(of_version, version, language) or [f"{language.nothing}\n"]
+    if classes := _classes(results, language):
+        parts += [f"### {language.classes}\n", table(language.class_columns, classes)]
     parts += [f"### {language.runs}\n", table(language.run_columns, _runs(results, language))]
     if found := _conditions(results):
         parts += [f"{language.conditions}\n", found]
@@ -303,7 +314,7 @@ def section(results: Json, language: Language) -> str:
 
 def _sums(results: Json) -> dict[Case, Json]:
     """Returns the counts of each case, summed over the modules."""
-    sums: dict[Case, Json] = {case: _counts(not_run=1) for case in WITHOUT_RUNNER.values()}
+    sums: dict[Case, Json] = {}
     for module in results["modules"].values():
         for case in module["cases"]:
             found = sums.setdefault(case_of(case), _counts())
@@ -313,8 +324,8 @@ def _sums(results: Json) -> dict[Case, Json]:
     return sums
 
 
-def _counts(not_run: int = 0) -> Json:
-    return {"passed": 0, "failed": 0, "not_run": not_run}
+def _counts() -> Json:
+    return {"passed": 0, "failed": 0, "not_run": 0}
 
 
 def _tables(sums: Mapping[Case, Json], version: str, language: Language) -> list[str]:
@@ -338,16 +349,23 @@ def _cell(counts: Json, language: Language) -> str:
     return ", ".join(text.format(number) for text, number in zip(language.states, numbers, strict=True) if number)
 
 
+def _classes(results: Json, language: Language) -> list[list[str]]:
+    """Returns a row for each class of a suite."""
+    classes = [found for module in results["modules"].values() for found in module.get("classes", ())]
+    return [[f"`{found['name']}`", *_result(found, language)] for found in classes]
+
+
+def _result(counts: Json, language: Language) -> tuple[str, str]:
+    """Returns the numbers of a result, and the reasons of the tests that did not run."""
+    reasons = [language.reasons.get(reason, reason).replace("|", r"\|") for reason in counts["not_run"]]
+    return _cell({**counts, "not_run": sum(counts["not_run"].values())}, language), "; ".join(reasons)
+
+
 def _runs(results: Json, language: Language) -> list[list[str]]:
     rows = []
     for name, module in results["modules"].items():
-        total = module["total"]
-        numbers = {**total, "not_run": sum(total["not_run"].values())}
-        reasons = [language.reasons.get(reason, reason).replace("|", r"\|") for reason in total["not_run"]]
         origin = module.get("conditions") or {"commit": "", "date": ""}
-        rows.append([f"`{name}`", _cell(numbers, language), "; ".join(reasons), origin["commit"], origin["date"]])
-    for name in WITHOUT_RUNNER:
-        rows.append([f"`{name}`", _cell(_counts(not_run=1), language), language.no_runner, "", ""])
+        rows.append([f"`{name}`", *_result(module["total"], language), origin["commit"], origin["date"]])
     return rows
 
 

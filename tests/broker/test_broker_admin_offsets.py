@@ -84,6 +84,10 @@ async def test_consume_stats(peer: Peer) -> None:
     assert (await stats(topic_list="orders;none;orders")).total_diff == 1
     assert (await stats(topic="none")).offset_table == {}
     assert (await stats(consumer_group="strangers")).offset_table == {}
+    # A message that was pulled and is not consumed yet is in flight.
+    assert (await peer.pull("orders", 2)).code == ResponseCode.SUCCESS
+    assert [o.pull_offset for o in (await stats()).offset_table.values()] == [3, 0, 0, 0]
+    assert (await stats()).inflight_total_diff == 1
     # An online group has no lag in a topic after it unsubscribed.
     await beat(peer, "one", topic="others")
     assert (await stats()).offset_table == {}

@@ -41,6 +41,7 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
 from gantrymq.protocol.topic_name import REVIVE_GROUP
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system.clock import now_ms
 
 RETRY = "%RETRY%g_t"
@@ -93,6 +94,17 @@ def test_a_log_that_brings_nothing_is_past_every_time_before() -> None:
     queue.read_to(1, 0, 500)
     assert queue.due(3001) is None
     assert queue.due(3500) is not None
+
+
+def test_a_complete_log_is_past_every_time_before() -> None:
+    queue = ReviveQueue(0, 0)
+    assert queue.next_due_ms is None
+    queue.take_checkpoint(checkpoint(0, invisible_time=1000), 0, 0)
+    queue.read_to(1, 0, 500)
+    assert queue.next_due_ms == 3001
+    assert queue.due(3000, is_complete=True) is None
+    assert queue.due(3001, is_complete=False) is None
+    assert queue.due(3001, is_complete=True) is not None
 
 
 def test_a_batch_and_a_bit_map_acknowledge() -> None:
@@ -169,6 +181,18 @@ def test_what_comes_back_is_the_same_however_many_fit_into_memory(
 # -- with a store ---------------------------------------------------------------------------------------------------
 
 
+class ImmediateTimer:
+    """A timer that delivers each message at once. `is_late` says whether it has to deliver others."""
+
+    is_late = True
+
+    def redirect(self, queue: ConsumeQueue, properties: bytes, tags_code: int) -> tuple[ConsumeQueue, bytes, int]:
+        return queue, properties, tags_code
+
+    def has_delivered_due(self) -> bool:
+        return not self.is_late
+
+
 class World:
     """The revive log of a broker whose timer has delivered everything."""
 
@@ -191,7 +215,8 @@ class World:
         pending_responses: Any = None
         waits = RequestWaits(PreallocationWaits(self.store, Jobs()), NewTopics(self.topics, Jobs()), pending_responses)
         retry = RetryTopics(context, appender=self.appender, schedule=schedule, waits=waits)
-        self.log = ReviveLog(self.appender, "c", 2, lambda queue, properties, code: (queue, properties, code))
+        self.timer = ImmediateTimer()
+        self.log = ReviveLog(self.appender, "c", 2, self.timer)
         self.revive = PopRevive(context, revive_log=self.log, appender=self.appender, retry=retry)
 
     def send(self, body: bytes, properties: bytes = b"") -> int:
@@ -280,6 +305,21 @@ def test_bad_records_are_skipped_counted_and_named(world: World, caplog: pytest.
         assert f"message {number} of {world.log.topic}-0, at {place} in the commit log, is skipped" in caplog.text
     for number in (1, 4):
         assert f"message {number} of t-0, at {places[number]} in the commit log, is skipped" in caplog.text
+
+
+def test_a_late_timer_delays_the_redelivery(world: World) -> None:
+    """Acknowledgements can be among the records that the timer has not delivered yet."""
+    world.send(b"0")
+    world.make_retry_topic()
+    world.revive.start()
+    world.log.put_checkpoint(old(0), 0)
+    while world.revive.turn():
+        pass
+    assert bodies(world.store, RETRY) == []
+    world.timer.is_late = False
+    while world.revive.turn():
+        pass
+    assert bodies(world.store, RETRY) == [b"0"]
 
 
 @pytest.mark.parametrize("topic", [RETRY, "%DLQ%g"])

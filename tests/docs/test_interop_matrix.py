@@ -62,6 +62,11 @@ class TestClass:
 
     @pytest.mark.interop(feature="POP")
     def test_fails(self): assert False
+
+@pytest.mark.interop(feature="TLS", clients="suite", servers="gantry")
+@pytest.mark.parametrize("suite_class", ["a.OneIT"])
+def test_suite(suite_class, record_property):
+    record_property("parts", {"passed": 2, "failed": 0, "not_run": {"no RocksDB": 1}})
 """
 
 
@@ -86,13 +91,15 @@ def test_outcomes_by_feature_pair_and_version(tool: ModuleType, pytester: pytest
     tests = json.loads((pytester.path / "outcomes.json").read_text())
     result = tool.result_of(tests)
     assert done.ret == 1
-    assert result["total"] == {"passed": 2, "failed": 1, "not_run": {"no Node.js": 1}}
+    assert result["total"] == {"passed": 3, "failed": 1, "not_run": {"no Node.js": 1}}
+    assert result["classes"] == [{"name": "a.OneIT", "passed": 2, "failed": 0, "not_run": {"no RocksDB": 1}}]
     assert {tool.case_of(case): (case["passed"], case["failed"], case["not_run"]) for case in result["cases"]} == {
         ("TLS", "java>gantry", "4.9.7"): (1, 0, {}),
         ("TLS", "together", "4.9.7"): (1, 0, {}),
         ("TLS", "control", "4.9.7"): (1, 0, {}),
         ("TLS", "grpc-node>gantry", "5.5.0"): (0, 0, {"no Node.js": 1}),
         ("POP", "grpc-node>gantry", "5.5.0"): (0, 1, {}),
+        ("TLS", "suite>gantry", "5.5.0"): (1, 0, {}),
     }
 
 
@@ -160,3 +167,21 @@ def test_a_failure_is_in_the_table(tool: ModuleType) -> None:
     rendered = tool.section({"modules": {"test_a.py": module}}, tool.CHINESE)
     assert "| TLS | 1 通过, 1 失败, 2 未运行 |" in rendered
     assert r"| `test_a.py` | 1 通过, 1 失败, 2 未运行 | no \| Rust |" in rendered
+
+
+def test_each_class_of_a_suite_has_a_row(tool: ModuleType) -> None:
+    test = {"feature": "TLS", "pairs": ["suite>gantry"], "version": "5.5.0", "state": "passed", "reason": ""}
+    tests = [
+        test | {"suite_class": "a.OneIT", "parts": {"passed": 3, "failed": 0, "not_run": {"no RocksDB": 2}}},
+        test | {"suite_class": "a.TwoIT", "parts": None, "state": "not run", "reason": "static | topics"},
+        test | {"suite_class": None, "parts": None},
+    ]
+    module = tool.result_of(tests)
+    assert module["total"] == {"passed": 2, "failed": 0, "not_run": {"static | topics": 1}}
+    rendered = tool.section({"modules": {"test_a.py": module}}, tool.ENGLISH)
+    assert "| `a.OneIT` | 3 passed, 2 not run | no RocksDB |" in rendered
+    assert r"| `a.TwoIT` | 1 not run | static \| topics |" in rendered
+    assert "None" not in rendered
+    # A new test does not remove the rows.
+    again = tool.merged_declared({"modules": {"test_a.py": module}}, {"test_a.py": tests})
+    assert again["modules"]["test_a.py"]["classes"] == module["classes"]

@@ -99,7 +99,7 @@ class Features:
             appender=appender,
             polling=pulling.polling,
             retry=retry,
-            delay=timer.redirect,
+            timer=timer,
             preallocation_waits=waits.files,
         )
 

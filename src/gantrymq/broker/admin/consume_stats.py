@@ -22,7 +22,7 @@ _GROUPS_AT_ONCE = 100
 
 
 class ConsumeProgress(Feature):
-    """Computes lag from the offsets that groups have committed."""
+    """Computes lag from the offsets that groups have committed, and messages in flight from those that they read."""
 
     def __init__(self, context: BrokerContext, *, runtime: RuntimeInfo) -> None:
         self._long_requests = context.long_requests
@@ -33,6 +33,7 @@ class ConsumeProgress(Feature):
         self._groups = context.groups
         self._members = context.members
         self._offsets = context.offsets
+        self._deliveries = context.deliveries
         self._runtime = runtime
         self._looked_at = 0
 
@@ -89,8 +90,10 @@ class ConsumeProgress(Feature):
         for queue_id in range(topic.read_queue_nums):
             queue = self._store.find_queue(name, queue_id)
             consumed = self._offsets.query(group, name, queue_id) or 0
-            offsets = OffsetWrapper(self._store.confirmed_end(queue) if queue else 0, consumed, consumed)
+            offsets = OffsetWrapper(0, consumed, consumed)
             if queue is not None:
+                offsets.broker_offset = self._store.confirmed_end(queue)
+                offsets.pull_offset = max(consumed, self._deliveries.read_to(queue, group) or 0)
                 offsets.last_timestamp = max(0, self._store.store_time(queue, consumed - 1))
                 offsets.min_offset = queue.min_offset
             table[MessageQueue(name, self._broker_name, queue_id)] = offsets

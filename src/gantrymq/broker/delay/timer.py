@@ -340,6 +340,11 @@ class Timer(Feature):
         overdue_ms = 0 if due_ms is None else max(now_ms() - due_ms, 0)
         return TimerBehind(overdue_ms, not_taken_in, self.files.waiting)
 
+    def has_delivered_due(self) -> bool:
+        """Returns True if no message that is due waits for its delivery. It is False on a slave."""
+        behind = self.behind()
+        return self._is_master and behind.overdue_ms == 0 and behind.not_taken_in == 0
+
     def waiting(self) -> dict[str, int]:
         """Returns the number of waiting messages by topic."""
         return self._metrics.counts()

@@ -116,8 +116,8 @@ class PopRevive:
     def turn(self) -> bool:
         """Works for one time slice: redelivers due messages and reads new records. Returns True if more is left.
 
-        If so, the caller continues at once, otherwise after a second. Raises GantryError or OSError if the store fails
-        or rejects messages. The next call then continues with another queue.
+        If so, the caller continues at once, otherwise after a second or at `next_due_ms`. Raises GantryError or OSError
+        if the store fails or rejects messages. The next call then continues with another queue.
         """
         end = monotonic() + _SLICE_S
         idle = 0
@@ -147,17 +147,22 @@ class PopRevive:
             latencies.append(max(now_ms - stored_ms, 0) if stored_ms > 0 else 0)
         return latencies
 
+    def next_due_ms(self) -> int | None:
+        """Returns the time at which the next checkpoint is due if the timer is not late; None if none waits."""
+        return min((due_ms for queue in self.queues if (due_ms := queue.next_due_ms) is not None), default=None)
+
     def step(self, queue_id: int) -> bool:
         """Redelivers one message or reads some records of a queue. Returns False if neither is possible."""
         queue = self.queues[queue_id]
-        waiting = queue.due(clock.now_ms())
+        source = self._store.find_queue(self._log.topic, queue_id)
+        is_read = source is None or source.max_offset == queue.read_offset
+        waiting = queue.due(clock.now_ms(), is_complete=is_read and len(queue) > 0 and self._log.is_up_to_date())
         if waiting is not None:
             if not self._revive(queue, waiting):
                 return False
+        elif source is None or is_read:
+            return False
         else:
-            source = self._store.find_queue(self._log.topic, queue_id)
-            if source is None or source.max_offset == queue.read_offset:
-                return False
             self._read(queue, source)
         committed = queue.committed
         if committed >= 0 and committed != self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id):

@@ -10,6 +10,7 @@ Sources: `PopMessageProcessor.buildCkMsg`, `AckMessageProcessor.appendAck`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from gantrymq.broker.append import Appender
 from gantrymq.broker.pop.revive_counts import ReviveCounts
@@ -30,9 +31,18 @@ log = peer_log(__name__)
 #: (`PopAckConstants.ackTimeInterval`).
 CHECKPOINT_LEAD_MS = 1000
 
-#: Maps the (queue, properties, tags code) of a message to those under which it is stored until its TIMER_DELIVER_MS.
-#: Raises RequestRefused.
-Delay = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
+
+class LogTimer(Protocol):
+    """The timer that delivers records to the revive log."""
+
+    def redirect(self, queue: ConsumeQueue, properties: bytes, tags_code: int) -> tuple[ConsumeQueue, bytes, int]:
+        """Returns the (queue, properties, tags code) under which a message is stored until its TIMER_DELIVER_MS.
+
+        Raises RequestRefused.
+        """
+
+    def has_delivered_due(self) -> bool:
+        """Returns True if no message that is due waits for its delivery."""
 
 
 def revive_topic(cluster: str) -> str:
@@ -43,9 +53,9 @@ def revive_topic(cluster: str) -> str:
 class ReviveLog:
     """Writes the revive log of one broker."""
 
-    def __init__(self, appender: Appender, cluster: str, queue_nums: int, delay: Delay) -> None:
+    def __init__(self, appender: Appender, cluster: str, queue_nums: int, timer: LogTimer) -> None:
         self._appender = appender
-        self._delay = delay
+        self._timer = timer
         self.topic = revive_topic(cluster)
         self.queue_nums = queue_nums
         self.counts = ReviveCounts()
@@ -61,6 +71,10 @@ class ReviveLog:
     def end(self) -> int:
         """The physical offset of the end of the commit log, for checkpoints."""
         return self._appender.store.max_physical_offset
+
+    def is_up_to_date(self) -> bool:
+        """Returns True if the log has all records that are due."""
+        return self._timer.has_delivered_due()
 
     def check_capacity(self) -> None:
         """Ensures before each pop that its records can be stored without waiting for a file.
@@ -102,7 +116,7 @@ class ReviveLog:
         properties = encode_properties(
             {names.TAGS: tag, names.TIMER_DELIVER_MS: str(deliver_ms), names.UNIQUE_KEY: unique_key}
         )
-        queue, properties, code = self._delay(
+        queue, properties, code = self._timer.redirect(
             appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
         # The append may block, because the pop cannot be undone. `check_capacity` has made sure that the file exists.

@@ -22,7 +22,7 @@ from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 LIMIT = 8192
 #: A checkpoint waits until the log is read this far past its time, in ms, because the timer is exact only to a second.
 _ACK_GRACE_MS = 2000
-#: If the log has no new record for this time, in ms, it counts as read up to the current time.
+#: If the timer is late, and the log has no new record for this time, in ms, it counts as read up to the current time.
 _IDLE_MS = 3000
 
 
@@ -104,11 +104,20 @@ class ReviveQueue:
         if len(self._waiting) >= self._limit:
             self._ahead = offset, self._log_ms
 
-    def due(self, now_ms: int) -> WaitingPop | None:
-        """Returns the oldest checkpoint if it is due, or None."""
+    @property
+    def next_due_ms(self) -> int | None:
+        """The time at which the oldest checkpoint is due if the log is complete then; None if none waits."""
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None else first.revive_ms + _ACK_GRACE_MS + 1
+
+    def due(self, now_ms: int, *, is_complete: bool = False) -> WaitingPop | None:
+        """Returns the oldest checkpoint if it is due, or None.
+
+        `is_complete` means that all records whose delivery is due at `now_ms` have been read.
+        """
         if not self._waiting:
             return None
-        if now_ms - self._read_ms >= _IDLE_MS:
+        if is_complete or now_ms - self._read_ms >= _IDLE_MS:
             self._log_ms = max(self._log_ms, now_ms)
         first = next(iter(self._waiting.values()))
         return None if self._log_ms - first.revive_ms <= _ACK_GRACE_MS else first

@@ -27,7 +27,7 @@ from gantrymq.broker.pop.processor import PopProcessor
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.revive import PopRevive
 from gantrymq.broker.pop.revive_counts import ReviveCounts
-from gantrymq.broker.pop.revive_log import Delay, ReviveLog
+from gantrymq.broker.pop.revive_log import LogTimer, ReviveLog
 from gantrymq.broker.pull import LongPolling
 from gantrymq.broker.send import RetryTopics
 from gantrymq.broker.tables import REVIVE_QUEUE_NUMS
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 #: Interval of the background jobs for the buffer and the revive log, in seconds (`reviveInterval`).
 _TICK_S = 1.0
+#: Interval while a checkpoint is overdue, because the retry topic is not on disk yet or the timer is late, in seconds.
+_OVERDUE_S = 0.1
 #: Maximum number of checkpoints that leave the buffer in one event-loop iteration.
 _EXPIRE_BATCH = 256
 #: A time that is later than the expiry of every checkpoint in the buffer, in ms.
@@ -48,7 +50,7 @@ _EVER = 1 << 62
 
 
 class PopService(Feature):
-    """Runs POP on one broker. `delay` is the timer's `redirect`."""
+    """Runs POP on one broker."""
 
     def __init__(
         self,
@@ -57,12 +59,12 @@ class PopService(Feature):
         appender: Appender,
         polling: LongPolling,
         retry: RetryTopics,
-        delay: Delay,
+        timer: LogTimer,
         preallocation_waits: PreallocationWaits,
     ) -> None:
         config, jobs = context.config, context.jobs
         self._config = config
-        self._log = revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
+        self._log = revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, timer)
         self._revive_topic = revive_log.topic
         self.buffer = PopBuffer(
             context.offsets,
@@ -265,6 +267,11 @@ class PopService(Feature):
     def _revive_due(self) -> float:
         try:
             with self._store.ahead_of_wait_queue():
-                return 0.0 if self._revive.turn() else _TICK_S
+                if self._revive.turn():
+                    return 0.0
         except StoreBusy:
             return PREALLOCATION_RETRY_S
+        due_ms = self._revive.next_due_ms()
+        if due_ms is None:
+            return _TICK_S
+        return min(max((due_ms - now_ms()) / 1000, _OVERDUE_S), _TICK_S)
