@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import cast
 
 import pytest
@@ -92,3 +94,36 @@ async def test_a_handshake_in_progress_does_not_stop_the_end(certificate: Pair) 
     finally:
         server.close()
     assert [protocol.lost for protocol in server.accepted] == [0]
+
+
+async def test_a_peer_that_resets_its_handshake_when_the_server_stops(
+    certificate: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(server_tls(certificate))
+    peer = socket.create_connection(("127.0.0.1", server.port))
+    try:
+        peer.send(b"\x16\x03\x01")
+        await until(lambda: server.accepted)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        await server.detection.stop()
+    finally:
+        server.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(server.detection) == 0
+
+
+async def test_a_connection_that_is_cancelled_twice() -> None:
+    server = Server(None)
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await until(lambda: server.stopping is not None)
+        again = asyncio.ensure_future(server.detection.stop())
+        await until(again.done)
+        (protocol,) = server.accepted
+        protocol.transport.abort()
+        await until(lambda: protocol.lost)
+        writer.close()
+    finally:
+        server.close()
+    assert protocol.lost == 1

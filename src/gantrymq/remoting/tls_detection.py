@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.logs import peer_log
@@ -136,8 +137,11 @@ class TlsDetection:
             # If `opening` were cancelled after `connection_made`, uvloop would close the transport without
             # `connection_lost`. The end of the input ends a handshake.
             if context is not None:
-                sock.shutdown(network.SHUT_RD)
-            await asyncio.gather(opening, return_exceptions=True)
+                with suppress(OSError):
+                    sock.shutdown(network.SHUT_RD)
+            opening.add_done_callback(_retrieve_error)
+            # `wait` does not cancel `opening` if this task is cancelled again.
+            await asyncio.wait([opening])
             raise
         finally:
             self._incomplete.complete(handshake)
@@ -149,6 +153,12 @@ class TlsDetection:
     def _forget(self, sock: network.Socket) -> None:
         self._loop.remove_reader(sock)
         del self._silent[sock]
+
+
+def _retrieve_error(opening: asyncio.Future[object]) -> None:
+    """Retrieves the error of a connection that did not come about, so that asyncio does not log it."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def _peer(sock: network.Socket) -> str:
