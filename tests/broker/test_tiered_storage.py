@@ -19,8 +19,9 @@ from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import QueueRequestHeader, SearchOffsetRequestHeader
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.tier.catalog_loader import segment_names
 from gantrymq.tier.objects import open_objects
-from gantrymq.tier.segment import INDEX, LOG, MANIFESTS, QUEUES
+from gantrymq.tier.segment import INDEX, LOG, MANIFESTS, QUEUES, object_name
 
 
 async def test_messages_in_the_tier_are_read(tmp_path: Path, remoting: RemotingClient) -> None:
@@ -60,7 +61,7 @@ async def test_messages_in_the_tier_are_read(tmp_path: Path, remoting: RemotingC
     names = open_objects(str(tier), "c", "broker-a")
     bases = set(names.names(LOG))
     assert bases == set(names.names(QUEUES)) == set(names.names(INDEX))
-    assert {name.removesuffix(".json") for name in names.names(MANIFESTS)} == bases
+    assert set(segment_names(names)) == bases
     assert all(size for size in names.names(INDEX).values())
     # After a restart, and in another place of the store.
     async with started(tmp_path / "store", f"file://{tier}") as broker:
@@ -197,17 +198,17 @@ async def test_remains_of_interrupted_uploads(tmp_path: Path, remoting: Remoting
         await uploaded(broker)
         await deleted(broker, peer)
     # A crash between the data and the manifest, one during a deletion, and a damaged manifest.
-    first, second, third = sorted(objects.names(MANIFESTS))[:3]
-    objects.delete(f"{MANIFESTS}/{first}")
-    (tmp_path / "tier/c/broker-a" / LOG / f"{third.removesuffix('.json')}.tmp").write_bytes(b"part")
-    with objects.create(f"{MANIFESTS}/{second}") as writer:
+    first, second, third = segment_names(objects)[:3]
+    objects.delete(object_name(MANIFESTS, first))
+    (tmp_path / "tier/c/broker-a" / LOG / f"{third}.tmp").write_bytes(b"part")
+    with objects.create(object_name(MANIFESTS, second)) as writer:
         writer.write(b"{")
     async with started(tmp_path / "store", tmp_path / "tier") as broker:
         peer = await peer_of(broker, remoting)
-        await until(lambda: first.removesuffix(".json") not in objects.names(LOG))
+        await until(lambda: first not in objects.names(LOG))
         await until(lambda: not any(name.endswith(".tmp") for name in objects.names(LOG)))
         # A damaged segment stays: it may be repaired.
-        assert second.removesuffix(".json") in objects.names(LOG)
+        assert second in objects.names(LOG)
         begin = await min_offset(peer)
         assert 25 < begin < 40
         assert await read_all(peer, begin) == sent[begin:]
@@ -221,7 +222,8 @@ async def test_damaged_messages_are_skipped(tmp_path: Path, remoting: RemotingCl
         places = [queue.unit(offset) for offset in range(5)]
         await uploaded(broker)
         await deleted(broker, peer)
-        log, units = (tmp_path / "tier/c/broker-a" / name / f"{0:020d}" for name in (LOG, QUEUES))
+        segment = segment_names(open_objects(str(tmp_path / "tier"), "c", "broker-a"))[0]
+        log, units = (tmp_path / "tier/c/broker-a" / name / segment for name in (LOG, QUEUES))
         data = bytearray(log.read_bytes())
         assert places[2] is not None
         data[places[2][0] + 200] ^= 1

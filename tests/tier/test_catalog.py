@@ -10,7 +10,8 @@ from gantrymq.tier.segment import VERSION, Manifest, QueueRange, decode_manifest
 
 
 def manifest(base: int, *queues: tuple[str, int, int, int]) -> Manifest:
-    return Manifest(VERSION, base, 1000, base, base + 1000, 0, [QueueRange(*queue) for queue in queues])
+    ranges = [QueueRange(*queue) for queue in queues]
+    return Manifest(VERSION, base, 1000, base, base + 1000, 0, ranges, "0" * 27, base + 900, 100, 7)
 
 
 def offsets(catalog: TierCatalog, topic: str, end: int) -> list[tuple[int, int, int]]:
@@ -88,6 +89,10 @@ def test_the_limit_of_ranges() -> None:
         lambda data: data.replace(b'"base":1000', b'"base":2000'),
         lambda data: data.replace(b'"size":1000', b'"size":-1'),
         lambda data: data.replace(b'"indexSize":0', b'"indexSize":7'),
+        lambda data: data.replace(b'"id":"0', b'"id":"1'),
+        lambda data: data.replace(b'"lastRecord":1900', b'"lastRecord":1901'),
+        lambda data: data.replace(b'"lastSize":100', b'"lastSize":-1'),
+        lambda data: data.replace(b'"crc32":7', b'"crc32":null'),
         lambda data: data.replace(b'["a",0,10,10]', b'["a",0,-10,10]'),
         lambda data: data.replace(b'["a",0,10,10]', b'["a",0,10,0]'),
         lambda data: data.replace(b'["a",0,10,10]', b'["a"]'),
@@ -95,8 +100,9 @@ def test_the_limit_of_ranges() -> None:
 )
 def test_a_damaged_manifest(damage: object) -> None:
     data = encode_manifest(manifest(1000, ("a", 0, 10, 10)))
-    assert decode_manifest(data, 1000) == manifest(1000, ("a", 0, 10, 10))
+    name = manifest(1000).name
+    assert decode_manifest(data, name) == manifest(1000, ("a", 0, 10, 10))
     damaged = damage(data)  # type: ignore[operator]
     assert damaged != data
     with pytest.raises(StoreError, match="segment 00000000000000001000"):
-        decode_manifest(damaged, 1000)
+        decode_manifest(damaged, name)

@@ -19,9 +19,19 @@ from gantrymq.errors import StoreError
 from gantrymq.logs import peer_log
 from gantrymq.store.message_store import ClosedFile
 from gantrymq.system.clock import monotonic, now_ms
-from gantrymq.tier.catalog import TierCatalog
+from gantrymq.tier.catalog_loader import CatalogLoader, LogFile, LogView, segment_names
 from gantrymq.tier.pool import TierThreads
-from gantrymq.tier.segment import INDEX, QUEUES, VERSION, Manifest, object_name
+from gantrymq.tier.segment import (
+    INDEX,
+    QUEUES,
+    VERSION,
+    Manifest,
+    base_of,
+    new_id,
+    object_name,
+    sample_crc32,
+    segment_name,
+)
 from gantrymq.tier.tier import Tier
 from gantrymq.tier.uploader import (
     PiecewiseObject,
@@ -30,7 +40,6 @@ from gantrymq.tier.uploader import (
     delete_remains,
     delete_segment,
     finish_segment,
-    load_catalog,
 )
 
 T = TypeVar("T")
@@ -62,8 +71,18 @@ class TieredStorage(Feature):
         self._tier = tier
         #: The calls follow one after the other.
         self._threads = TierThreads("gantry-tier-write", 1, 8)
+        self._loader = CatalogLoader(tier.objects)
+        #: Number of changes of the role. A run that began in another role does not finish its work.
+        self._role_changes = 0
+        self._was_slave = context.is_slave
         self._has_cleaned = False
         self._is_stopping = False
+        #: Where the search for the next file begins, so that a file that can't be copied does not block later ones.
+        self._next_base = 0
+        #: The ids of segments that are incomplete, by their base. A repeated upload replaces its own objects.
+        self._ids: dict[int, str] = {}
+        #: Segments whose deletion has not succeeded yet.
+        self._undeleted: list[str] = []
         self._job = context.jobs.repeating(
             "copy the log into the tier", self._run, _LOOK_S, after_error_s=_AFTER_ERROR_S
         )
@@ -72,7 +91,19 @@ class TieredStorage(Feature):
         self._job.start(0.0)
 
     async def become_master(self) -> None:
+        self._change_role()
+
+    async def become_slave(self) -> None:
+        self._change_role()
+
+    def _change_role(self) -> None:
+        # The log may lose its end now. All segments have to be compared with it again.
+        self._role_changes += 1
+        self._loader = CatalogLoader(self._tier.objects)
         self._has_cleaned = False
+        self._ids.clear()
+        self._undeleted.clear()
+        self._tier.use(None)
         self._job.wake()
 
     async def stop(self) -> None:
@@ -83,66 +114,112 @@ class TieredStorage(Feature):
 
     async def _run(self) -> float:
         """Does one step. Returns the seconds to the next one. Raises OSError or StoreError."""
-        tier, is_slave = self._tier, self._context.is_slave
-        catalog = tier.catalog
-        if catalog is None or is_slave or not self._has_cleaned:
-            catalog = await self._in_thread(partial(load_catalog, tier.objects, catalog))
-        if catalog is not tier.catalog:
-            try:
-                self._check_same_store(catalog)
-            except StoreError:
-                tier.use(None)
-                raise
-            tier.use(catalog)
+        is_slave = self._context.is_slave
+        if is_slave != self._was_slave:
+            # The role changes a short time after `become_slave`.
+            self._was_slave = is_slave
+            self._change_role()
+        role = self._role_changes
+        if self._tier.catalog is None or is_slave:
+            await self._load()
+        if role != self._role_changes:
+            return 0.0
         if is_slave:
             return _SLAVE_LOOK_S
-        if not self._has_cleaned:
-            if deleted := await self._in_thread(partial(delete_remains, tier.objects, catalog)):
-                log.info("deleted %d objects of interrupted uploads in %s", deleted, tier.objects)
-            self._has_cleaned = True
-        file = self._next_file(catalog)
-        if file is not None:
-            await self._upload(file, catalog)
-        is_deleting = await self._delete_expired(catalog)
-        return 0.0 if file is not None or is_deleting else _LOOK_S
+        # A failed upload must not prevent the deletion of expired segments.
+        problem: Exception | None = None
+        has_copied = is_deleting = False
+        try:
+            has_copied = await self._copy_next(role)
+        except (OSError, StoreError) as e:
+            problem = e
+        if role != self._role_changes or self._context.is_slave:
+            return 0.0
+        try:
+            is_deleting = await self._delete_expired()
+        except OSError as e:
+            problem = problem or e
+        if problem is not None:
+            raise problem
+        return 0.0 if has_copied or is_deleting else _LOOK_S
 
-    def _check_same_store(self, catalog: TierCatalog) -> None:
-        """Raises StoreError if the segments are not those of this log."""
-        store = self._store
-        is_other = not self._context.is_slave and catalog.end > store.max_physical_offset
-        in_log = [segment for segment in catalog if segment.base >= store.min_physical_offset]
-        # The first and the last one are enough: a log does not change in between.
-        for segment in {*in_log[:1], *in_log[-1:]}:
-            # A slave may not have this part of the log yet.
-            begun_at = store.record_time(segment.base)
-            is_other |= begun_at >= 0 and begun_at != segment.begin_timestamp
-        is_other |= any(segment.size != self._config.mapped_file_size_commit_log for segment in catalog)
-        if is_other:
+    async def _load(self) -> None:
+        """Updates the catalog. Raises OSError, and StoreError if the segments are not those of this log."""
+        loader, tier, store = self._loader, self._tier, self._store
+        found = await self._in_thread(partial(segment_names, tier.objects))
+        names = [name for name in found if name not in self._undeleted]
+        local: dict[int, LogFile] = {}
+        for base in sorted({base_of(name) for name in names}):
+            if base >= store.min_physical_offset and base not in loader.catalog:
+                began = store.record_time(base)
+                if began >= 0:
+                    local[base] = LogFile(began, store.closed_file(base))
+                # Each step may read from the disk.
+                await asyncio.sleep(0)
+        begin = store.min_physical_offset
+        view = LogView(begin, store.max_physical_offset, store.record_time(begin), local)
+        await self._in_thread(partial(loader.load, names, view))
+        if loader is not self._loader:
+            return
+        if not self._context.is_slave and loader.is_of_another_log(names):
+            tier.use(None)
             raise StoreError(
-                f"{self._tier.objects} has segments of another store: move them away, or choose another "
+                f"{tier.objects} has segments of another store: move them away, or choose another "
                 "tieredStoreFilePath or brokerName"
             )
+        tier.use(loader.catalog)
 
-    def _next_file(self, catalog: TierCatalog) -> ClosedFile | None:
-        """Returns the first log file that can be copied."""
-        base = self._store.min_physical_offset
-        while base in catalog:
-            base += self._config.mapped_file_size_commit_log
-        return self._store.closed_file(base)
+    def _next_file(self) -> ClosedFile | None:
+        """Returns a log file that can be copied. Raises StoreError."""
+        begin = self._store.min_physical_offset
+        for base in (max(begin, self._next_base), begin):
+            while base in self._loader.catalog:
+                base += self._config.mapped_file_size_commit_log
+            self._next_base = base + self._config.mapped_file_size_commit_log
+            if (file := self._store.closed_file(base)) is not None:
+                return file
+        self._next_base = 0
+        return None
 
     # -- copying ------------------------------------------------------------------------------------------------
 
-    async def _upload(self, file: ClosedFile, catalog: TierCatalog) -> None:
+    async def _copy_next(self, role: int) -> bool:
+        """Copies the next log file. Returns whether there was one. Raises OSError or StoreError."""
+        objects = self._tier.objects
+        file = self._next_file()
+        if file is not None:
+            # Another broker may have copied it: this one was a slave, or it will become one.
+            await self._load()
+            if file.begin in self._loader.catalog:
+                return True
+        if role != self._role_changes:
+            return True
+        if not self._has_cleaned:
+            if deleted := await self._in_thread(partial(delete_remains, objects, self._loader.catalog.end)):
+                log.info("deleted %d objects of interrupted uploads in %s", deleted, objects)
+            self._has_cleaned = role == self._role_changes
+        if file is None or role != self._role_changes:
+            return False
+        await self._upload(file, lambda: self._is_stopping or self._context.is_slave or role != self._role_changes)
+        return True
+
+    async def _upload(self, file: ClosedFile, is_stopped: Callable[[], bool]) -> None:
         """Copies a log file, then adds its segment to the catalog. Raises OSError or StoreError."""
-        objects, base = self._tier.objects, file.begin
+        objects, base, catalog = self._tier.objects, file.begin, self._loader.catalog
         began = monotonic()
         size = file.end - base
-        await self._in_thread(partial(copy_log_file, objects, base, file.path, size, lambda: self._is_stopping))
+        segment_id = self._ids.setdefault(base, new_id())
+        name = segment_name(base, segment_id)
+        await self._in_thread(partial(copy_log_file, objects, name, file.path, size, is_stopped))
         ranges = UnitRanges()
-        await self._write(object_name(QUEUES, base), self._units(file, ranges))
-        index_size = await self._write(object_name(INDEX, base), self._store.index_entries_between(base, file.end))
-        manifest = Manifest(VERSION, base, size, file.begin_timestamp, file.end_timestamp, index_size, ranges.ranges)
-        await self._in_thread(partial(finish_segment, objects, manifest))
+        await self._write(object_name(QUEUES, name), self._units(file, ranges))
+        index_size = await self._write(object_name(INDEX, name), self._store.index_entries_between(base, file.end))
+        last = ranges.last_record, ranges.last_size
+        crc32 = await self._in_thread(partial(sample_crc32, file.path, base, *last))
+        times = file.begin_timestamp, file.end_timestamp
+        manifest = Manifest(VERSION, base, size, *times, index_size, ranges.ranges, segment_id, *last, crc32)
+        await self._in_thread(partial(finish_segment, objects, manifest, is_stopped))
+        self._ids.pop(base, None)
         await self._in_thread(partial(catalog.add, manifest))
         log.info("copied the log from %d to %d into %s in %.1f s", base, file.end, objects, monotonic() - began)
 
@@ -177,16 +254,26 @@ class TieredStorage(Feature):
 
     # -- deleting -----------------------------------------------------------------------------------------------
 
-    async def _delete_expired(self, catalog: TierCatalog) -> bool:
-        """Deletes the oldest segment if it has expired and left the log. Returns whether it did. Raises OSError."""
-        oldest = next(iter(catalog), None)
+    async def _delete_expired(self) -> bool:
+        """Deletes a segment that has expired and left the log. Returns whether it did. Raises OSError."""
+        loader, begin = self._loader, self._store.min_physical_offset
         before_ms = now_ms() - self._config.tiered_store_file_reserved_time * _HOUR_MS
-        if oldest is None or oldest.end > self._store.min_physical_offset or oldest.end_timestamp > before_ms:
+        if not self._undeleted:
+            oldest = next(iter(loader.catalog), None)
+            if oldest is not None and oldest.end <= begin and oldest.end_timestamp <= before_ms:
+                # First, so that no read starts in it.
+                await self._in_thread(partial(loader.catalog.remove, oldest.base))
+                self._undeleted.append(oldest.name)
+            for name, ended_at in list(loader.others.items()):
+                if ended_at <= before_ms:
+                    del loader.others[name]
+                    self._undeleted.append(name)
+        if not self._undeleted:
             return False
-        # First, so that no read starts in it.
-        await self._in_thread(partial(catalog.remove, oldest.base))
-        log.info("deleting the segment %020d in %s", oldest.base, self._tier.objects)
-        await self._in_thread(partial(delete_segment, self._tier.objects, oldest.base))
+        name = self._undeleted[0]
+        log.info("deleting the segment %s in %s", name, self._tier.objects)
+        await self._in_thread(partial(delete_segment, self._tier.objects, name))
+        del self._undeleted[0]
         return True
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

@@ -591,7 +591,8 @@ class MessageStore:
     def closed_file(self, physical_offset: int) -> ClosedFile | None:
         """Returns the log file that starts at this offset; None if it is missing or may still change.
 
-        A file does not change if it is full, on disk and confirmed, and if the index has its keys. Raises StoreError.
+        A file does not change if it is full, on disk and confirmed, if the index has its keys, and if the next file has
+        a record. Raises StoreError.
         """
         end = physical_offset + self._log.file_size
         ends = [self._log.position, self._log.flushed]
@@ -600,7 +601,7 @@ class MessageStore:
         if self.config.message_index_enable:
             ends.append(self._index.position)
         file = self._log.file_at(physical_offset)
-        if file is None or file.base != physical_offset or min(ends) < end:
+        if file is None or file.base != physical_offset or min(ends) < end or self._log.position == end:
             return None
         try:
             ended_at = round(self._log.completed_at(file))

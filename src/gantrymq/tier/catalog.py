@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.tier.segment import Manifest
+from gantrymq.tier.segment import Manifest, segment_name
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,11 @@ class Segment(NamedTuple):
     begin_timestamp: int
     end_timestamp: int
     index_size: int
+    id: str
+
+    @property
+    def name(self) -> str:
+        return segment_name(self.base, self.id)
 
     @property
     def end(self) -> int:
@@ -83,7 +88,12 @@ class TierCatalog:
         if manifest.base in self:
             self.remove(manifest.base)
         segment = Segment(
-            manifest.base, manifest.size, manifest.begin_timestamp, manifest.end_timestamp, manifest.index_size
+            manifest.base,
+            manifest.size,
+            manifest.begin_timestamp,
+            manifest.end_timestamp,
+            manifest.index_size,
+            manifest.id,
         )
         if segment.end > self._hidden_end:
             position = 0

@@ -74,7 +74,7 @@ class TierReader:
         deadline = monotonic() + _READ_S
         count = min(part.end - offset, _UNITS)
         begin = part.position + (offset - part.first) * UNIT_SIZE
-        units = self._bytes(object_name(QUEUES, part.segment.base), begin, count * UNIT_SIZE)
+        units = self._bytes(object_name(QUEUES, part.segment.name), begin, count * UNIT_SIZE)
         records: list[bytes] = []
         total = 0
         first = offset
@@ -109,16 +109,16 @@ class TierReader:
     def _store_time(self, part: TierRange, offset: int) -> int:
         """Returns the store timestamp of a message in ms; -1 for a damaged one. Reads only a few bytes."""
         at = part.position + (offset - part.first) * UNIT_SIZE
-        unit = self._objects.read(object_name(QUEUES, part.segment.base), at, UNIT_SIZE)
+        unit = self._objects.read(object_name(QUEUES, part.segment.name), at, UNIT_SIZE)
         if len(unit) < UNIT_SIZE:
-            raise _too_short(object_name(QUEUES, part.segment.base))
+            raise _too_short(object_name(QUEUES, part.segment.name))
         physical_offset, size, _ = UNIT.unpack(unit)
         at = physical_offset - part.segment.base
         if size < FIXED_SIZE_V4 or not 0 <= at <= part.segment.size - FIXED_SIZE_V4:
             return -1
-        head = self._objects.read(object_name(LOG, part.segment.base), at, FIXED_SIZE_V4)
+        head = self._objects.read(object_name(LOG, part.segment.name), at, FIXED_SIZE_V4)
         if len(head) < FIXED_SIZE_V4:
-            raise _too_short(object_name(LOG, part.segment.base))
+            raise _too_short(object_name(LOG, part.segment.name))
         return store_timestamp_at(head, 0)
 
     def _record(
@@ -129,7 +129,7 @@ class TierReader:
         at = physical_offset - segment.base
         problem = "its unit points to no record of the segment"
         if size >= FIXED_SIZE_V4 and 0 <= at <= segment.size - size:
-            data = self._bytes(object_name(LOG, segment.base), at, size)
+            data = self._bytes(object_name(LOG, segment.name), at, size)
             try:
                 record = decode_record(data)
             except RecordError as e:

@@ -23,9 +23,9 @@ from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.log_paths import LogFile
 from gantrymq.store.log_reader import LogReader
 from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, offline_queues
+from gantrymq.tier.catalog_loader import manifests
 from gantrymq.tier.objects import Objects, open_objects
 from gantrymq.tier.segment import LOG, MANIFESTS, QUEUES, Manifest, object_name
-from gantrymq.tier.uploader import manifests
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def _plan_tier(options: StoreOptions) -> list[LogRange]:
 
 def _split_segment(objects: Objects, manifest: Manifest, partition_bytes: int, address: str) -> Iterator[LogRange]:
     """Splits a segment at records of its largest queue. The parts have the same number of these."""
-    path = Path(object_name(LOG, manifest.base))
+    path = Path(object_name(LOG, manifest.name))
     start = position = 0
     largest, at = None, 0
     for part in manifest.queues:
@@ -213,7 +213,7 @@ def _split_segment(objects: Objects, manifest: Manifest, partition_bytes: int, a
     for number in range(1, parts if largest is not None else 0):
         assert largest is not None
         begin = at + largest.count * number // parts * UNIT_SIZE
-        unit = objects.read(object_name(QUEUES, manifest.base), begin, UNIT_SIZE)
+        unit = objects.read(object_name(QUEUES, manifest.name), begin, UNIT_SIZE)
         if len(unit) < UNIT_SIZE:
             break
         physical_offset, size, _ = UNIT.unpack(unit)
