@@ -90,10 +90,28 @@ class LightQueue(ConsumeQueue):
         self._tail += _pack_unit(*unit)
         self.max_offset += 1
 
-    def committed(self) -> None:
-        """Removes the units from memory, because the database has them."""
+    def committed(self, end: int) -> bool:
+        """Removes the units before the queue offset `end` from memory, because the database has them.
+
+        Returns whether none are left.
+        """
+        del self._tail[: (end - self._tail_offset) * UNIT_SIZE]
+        self._tail_offset = end
+        return not self._tail
+
+    def drop_tail(self) -> None:
+        """Drops the units that are not committed."""
         self._tail.clear()
-        self._tail_offset = self.max_offset
+        self.max_offset = self._tail_offset
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the offsets must be read from the database again."""
+        return self.log_begin < 0
+
+    def mark_stale(self) -> None:
+        """Makes `is_stale` true, until `correct_min_offset` is called."""
+        self.log_begin = -1
 
     def correct_min_offset(self, min_physical_offset: int, first: Unit | None = None) -> None:
         """Updates `min_offset` to the start of the log."""
