@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from replica_support import append, follow, open_slave
-from store_support import BORN_HOST, LOG_FILE, log_files, open_store, put, read_all
+from store_support import BORN_HOST, LOG_FILE, crash, log_files, open_store, put, read_all
 
 from gantrymq.errors import RecordError, StoreError, StoreFull
 from gantrymq.protocol.multi_dispatch import dispatch_problem, named_queues, queue_offsets, with_queue_offsets
@@ -292,6 +292,40 @@ def test_switched_off_for_some_time(root: Path) -> None:
     send(store, b"two", A)
     assert bodies(store, A) == [b"one", b"two"]
     store.close()
+
+
+def test_a_crash_leaves_the_recovered_end(root: Path) -> None:
+    store = open_light(root)
+    send(store, b"0", A)
+    flush(store)
+    send(store, b"1", A)
+    assert store.queue(A, 0).recovered_end is None
+    crash(store)
+    store = open_light(root)
+    send(store, b"2", A, B)
+    flush(store)
+    assert store.get(store.queue(A, 0), 9, 1, 1 << 20).next_begin_offset == 2
+    assert store.queue(B, 0).recovered_end == 0
+    store.close()
+    store = open_light(root)
+    assert store.queue(A, 0).recovered_end is None
+    store.close()
+
+
+def test_a_truncation_leaves_the_recovered_end(tmp_path: Path) -> None:
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    results = [send(master, b"%d" % n, A) for n in range(4)]
+    follow(master, slave, lambda: 1 << 20)
+    slave.replica.truncate(results[2].physical_offset)
+    slave.set_slave(False)
+    assert slave.queue(A, 0).recovered_end == 2
+    slave.set_slave(True)
+    follow(master, slave, lambda: 1 << 20)
+    # The lost records are back.
+    slave.set_slave(False)
+    assert (slave.queue(A, 0).recovered_end, slave.queue(A, 0).max_offset) == (None, 4)
+    slave.close()
+    master.close()
 
 
 @pytest.mark.parametrize("shift", [-7, 3])

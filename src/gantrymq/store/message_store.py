@@ -185,7 +185,7 @@ class MessageStore:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
                 if self.light is not None:
                     stack.callback(self.light.close)
-                    self.light.open(progress)
+                    self.light.open(progress, was_aborted=directory.was_aborted)
                 directory.mark_in_use()
             except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
@@ -268,6 +268,8 @@ class MessageStore:
             # end are valid.
             for queue in self._queues:
                 queue.recovered_end = None
+            if self.light is not None:
+                self.light.forget_recovery()
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
         if is_slave:

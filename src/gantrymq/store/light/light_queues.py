@@ -97,6 +97,8 @@ class LightQueues:
         self._expired_to = 0
         #: The end of the log when it was cut, until the database has been cut there.
         self._cut_at: int | None = None
+        #: The end of the log after a crash or a cut: see `ConsumeQueue.recovered_end`. None if it has lost nothing.
+        self._recovered_at: int | None = None
 
     @property
     def _follows_log(self) -> bool:
@@ -105,12 +107,13 @@ class LightQueues:
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
-    def open(self, progress: Callable[[int], None] | None = None) -> None:
+    def open(self, progress: Callable[[int], None] | None = None, *, was_aborted: bool) -> None:
         """Opens the database, and adds the units that it lacks. If that fails, `catch_up` does it.
 
-        `progress` is called with the physical offset up to which the log was read.
+        `progress` is called with the physical offset up to which the log was read. `was_aborted` is true after a crash.
         """
         self._read_until = self._log.position
+        self._recovered_at = self._log.position if was_aborted else None
         try:
             self._open_database()
             self._read_log(self._log.position, progress)
@@ -118,6 +121,12 @@ class LightQueues:
             self._commit_all()
         except (StoreError, OSError) as e:
             self._failed(e)
+
+    def forget_recovery(self) -> None:
+        """Removes `recovered_end` from all queues, because the lost records were received again."""
+        self._recovered_at = None
+        for queue in list(self._used.values()):
+            queue.set_recovered(None)
 
     def _open_database(self) -> None:
         """Opens the database, or begins an empty one if it doesn't belong to the log. Raises StoreError or OSError."""
@@ -260,6 +269,7 @@ class LightQueues:
         row_id, end = self._database.find(queue.topic) or (None, 0)
         queue.begin_at(row_id, end)
         queue.correct_min_offset(self._log.min_offset)
+        queue.set_recovered(self._recovered_at)
 
     def take_arrived(self) -> Collection[LightQueue]:
         """Returns the light queues that have received messages since the last call."""
@@ -362,6 +372,8 @@ class LightQueues:
             if offset != queue.max_offset:
                 self._begin_at(queue, offset)
             self._add(queue, unit)
+            if self._recovered_at is not None and record.physical_offset < self._recovered_at:
+                queue.recovered_end = queue.max_offset
 
     def _begin_at(self, queue: LightQueue, offset: int) -> None:
         """Makes `offset` the next offset of a queue, because a record has it. Drops the units from there on.
@@ -464,6 +476,7 @@ class LightQueues:
         end = self._log.position
         self._read_to = self._position = min(self._read_to, self._position, end)
         self._read_until = min(self._read_until, end)
+        self._recovered_at = end if self._recovered_at is None else min(self._recovered_at, end)
         self._drop_pending()
         if not self._has_database:
             # `_open_database` checks whether the database belongs to the log.

@@ -202,7 +202,16 @@ class UnitDatabase:
         if first is None or first[1] >= physical_offset:
             return None if first is None else first[0]
         with self._errors():
-            (last,) = self._read().execute("SELECT max(queue_offset) FROM unit WHERE queue = ?", (queue,)).fetchone()
+            last, last_place = (
+                self._read()
+                .execute(
+                    "SELECT queue_offset, physical_offset FROM unit WHERE queue = ? ORDER BY queue_offset DESC LIMIT 1",
+                    (queue,),
+                )
+                .fetchone()
+            )
+        if last_place < physical_offset:
+            return None
         low, high = first[0] + 1, last + 1
         found = None
         while low < high:
