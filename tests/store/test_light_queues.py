@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from replica_support import append, follow, open_slave
-from store_support import BORN_HOST, LOG_FILE, log_files, open_store, put, read_all
+from store_support import BORN_HOST, LOG_FILE, crash, log_files, open_store, put, read_all
 
-from gantrymq.errors import RecordError
+from gantrymq.errors import RecordError, StoreError, StoreFull
 from gantrymq.protocol.multi_dispatch import dispatch_problem, named_queues, queue_offsets, with_queue_offsets
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties
 from gantrymq.protocol.record import decode_records
@@ -54,6 +56,21 @@ def database(root: Path) -> Path:
     return root / "lightqueue" / "units.db"
 
 
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Lets all writes to the database fail."""
+    connection = sqlite3.connect(database(root), isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    yield
+    connection.close()
+
+
+def catch_up(store: MessageStore) -> None:
+    assert store.light is not None
+    while store.light.catch_up() is not None:
+        pass
+
+
 # -- properties -------------------------------------------------------------------------------------------------------
 
 
@@ -79,6 +96,8 @@ def test_dispatch_problems() -> None:
     assert problem(f"{A},{B}") is None
     assert "3 queues" in (problem("a,b,c") or "")
     assert "256 bytes" in (problem("x" * 256) or "")
+    assert "control character" in (problem("%LMQ%a\0b") or "")
+    assert "no UTF-8" in (dispatch_problem(b"INNER_MULTI_DISPATCH\x01%LMQ%\xff", 2) or "")
     assert "no space" in (problem(A, b"x\x01" + b"y" * (MAX_PROPERTIES_LENGTH - 60)) or "")
 
 
@@ -128,6 +147,19 @@ def test_too_long_properties_store_nothing(root: Path) -> None:
     assert store.max_physical_offset == 0
     assert store.queue(names[0], 0).max_offset == 0
     store.close()
+
+
+def test_names_with_nul(root: Path) -> None:
+    store = open_light(root)
+    for name in ("%LMQ%a\0b", "%LMQ%a\0c", A):
+        send(store, name.encode(), name)
+    flush(store)
+    store.close()
+    for _ in range(2):
+        store = open_light(root)
+        assert bodies(store, A) == [A.encode()]
+        store.close()
+        shutil.rmtree(root / "lightqueue")
 
 
 def test_reads(root: Path) -> None:
@@ -262,6 +294,180 @@ def test_switched_off_for_some_time(root: Path) -> None:
     store.close()
 
 
+def test_a_crash_leaves_the_recovered_end(root: Path) -> None:
+    store = open_light(root)
+    send(store, b"0", A)
+    flush(store)
+    send(store, b"1", A)
+    assert store.queue(A, 0).recovered_end is None
+    crash(store)
+    store = open_light(root)
+    send(store, b"2", A, B)
+    flush(store)
+    assert store.get(store.queue(A, 0), 9, 1, 1 << 20).next_begin_offset == 2
+    assert store.queue(B, 0).recovered_end == 0
+    store.close()
+    store = open_light(root)
+    assert store.queue(A, 0).recovered_end is None
+    store.close()
+
+
+def test_a_truncation_leaves_the_recovered_end(tmp_path: Path) -> None:
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    results = [send(master, b"%d" % n, A) for n in range(4)]
+    follow(master, slave, lambda: 1 << 20)
+    slave.replica.truncate(results[2].physical_offset)
+    slave.set_slave(False)
+    assert slave.queue(A, 0).recovered_end == 2
+    slave.set_slave(True)
+    follow(master, slave, lambda: 1 << 20)
+    # The lost records are back.
+    slave.set_slave(False)
+    assert (slave.queue(A, 0).recovered_end, slave.queue(A, 0).max_offset) == (None, 4)
+    slave.close()
+    master.close()
+
+
+@pytest.mark.parametrize("shift", [-7, 3])
+def test_a_position_inside_a_record_rebuilds(root: Path, shift: int) -> None:
+    store = open_light(root)
+    results = [send(store, b"%d" % n, A) for n in range(5)]
+    store.close()
+    with sqlite3.connect(database(root)) as connection:
+        connection.execute("DELETE FROM unit WHERE queue_offset >= 3")
+        connection.execute("UPDATE state SET position = ?", (results[3].physical_offset + shift,))
+    connection.close()
+    store = open_light(root)
+    assert bodies(store, A) == [b"%d" % n for n in range(5)]
+    store.close()
+
+
+# -- a database that can't be used ------------------------------------------------------------------------------------
+
+
+def test_a_database_that_cannot_be_written(root: Path) -> None:
+    store = open_light(root)
+    send(store, b"0", A)
+    flush(store)
+    with locked(root):
+        for n in range(1, 1200):
+            send(store, b"%d" % n, A)
+        put(store, store.queue("T", 0), b"ordinary")
+        with pytest.raises(StoreError):
+            catch_up(store)
+        assert len(bodies(store, A)) == 1200
+        store.close()
+        store = open_light(root)
+        # The units come from the log.
+        assert offsets(store, send(store, b"1200", A)) == "1200"
+        assert len(read_all(store, store.queue("T", 0))) == 1202
+    catch_up(store)
+    assert bodies(store, A) == [b"%d" % n for n in range(1201)]
+    store.close()
+
+
+def test_pending_units_are_committed_in_parts(root: Path) -> None:
+    store = open_light(root)
+    names = [f"%LMQ%{n}" for n in range(7)]
+    with locked(root):
+        send(store, b"0", A)
+        flush_fails(store)
+        for n in range(1, 1500):
+            send(store, b"%d" % n, A, *names[: n % 7])
+    for n in range(1500, 1510):
+        # Only `catch_up` ends the pause after an error.
+        send(store, b"%d" % n, A)
+    catch_up(store)
+    for _ in range(2):
+        assert bodies(store, A) == [b"%d" % n for n in range(1510)]
+        assert bodies(store, "%LMQ%5") == [b"%d" % n for n in range(1500) if n % 7 > 5]
+        store.close()
+        store = open_light(root)
+    store.close()
+
+
+def flush_fails(store: MessageStore) -> None:
+    with pytest.raises(StoreError, match="locked"):
+        flush(store)
+
+
+def test_pending_units_have_a_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.store.light.light_queues._MOST_PENDING", 600)
+    store = open_light(root)
+    with locked(root):
+        for n in range(600):
+            send(store, b"%d" % n, A)
+        with pytest.raises(StoreFull) as caught:
+            send(store, b"refused", A)
+        assert str(root) not in str(caught.value)
+        put(store, store.queue("T", 0), b"ordinary")
+    catch_up(store)
+    send(store, b"600", A)
+    assert len(bodies(store, A)) == 601
+    store.close()
+
+
+def test_a_database_that_cannot_be_opened(root: Path) -> None:
+    store = open_light(root)
+    send(store, b"0", A)
+    store.close()
+    shutil.rmtree(root / "lightqueue")
+    (root / "lightqueue").write_text("not a directory")
+    store = open_light(root)
+    put(store, store.queue("T", 0), b"ordinary")
+    # Units are missing: a consumer must not take its offset for an illegal one.
+    with pytest.raises(StoreError):
+        store.queue(A, 0)
+    with pytest.raises(StoreFull, match="unavailable"):
+        send(store, b"refused", A)
+    store.close()
+    store = open_light(root)
+    (root / "lightqueue").unlink()
+    catch_up(store)
+    send(store, b"1", A)
+    assert bodies(store, A) == [b"0", b"1"]
+    store.close()
+
+
+def test_a_database_that_is_damaged_later_is_rebuilt(root: Path) -> None:
+    store = open_light(root)
+    for n in range(2000):
+        send(store, b"%d" % n, A, f"%LMQ%{n}")
+    flush(store)
+    store.close()
+    content = database(root).read_bytes()
+    pages = len(content) // 4096
+    # The schema is in the first page.
+    database(root).write_bytes(content[: 8 * 4096] + b"\xff" * 4096 * (pages - 8))
+    store = open_light(root)
+    for name in (A, "%LMQ%1999", "%LMQ%3"):
+        try:
+            store.queue(name, 0)
+        except StoreError:
+            break
+    catch_up(store)
+    assert bodies(store, A) == [b"%d" % n for n in range(2000)]
+    assert offsets(store, send(store, b"new", A, "%LMQ%1999")) == "2000,1"
+    store.close()
+
+
+def test_a_role_change_without_the_database(tmp_path: Path) -> None:
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    for n in range(1000):
+        send(master, b"%d" % n, A, f"%LMQ%{n}")
+    with locked(tmp_path / "slave"):
+        follow(master, slave, lambda: 1 << 20)
+        slave.set_slave(False)
+        put(slave, slave.queue("T", 0), b"ordinary")
+        slave.set_slave(True)
+        slave.set_slave(False)
+    catch_up(slave)
+    assert offsets(slave, send(slave, b"own", A)) == "1000"
+    assert bodies(slave, A) == [*bodies(master, A), b"own"]
+    slave.close()
+    master.close()
+
+
 # -- slaves -----------------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +533,58 @@ def test_unconfirmed_messages_are_invisible(tmp_path: Path) -> None:
     assert offsets(slave, send(slave, b"three", A)) == "2"
     slave.close()
     master.close()
+
+
+@pytest.mark.parametrize("shift", [-5, 5])
+def test_a_confirm_offset_inside_a_record(tmp_path: Path, shift: int) -> None:
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    results = [send(master, b"%d" % n, A) for n in range(4)]
+    slave.replica.confirm(results[2].physical_offset + shift)
+    follow(master, slave, lambda: 1 << 20)
+    assert bodies(slave, A) == [b"0", b"1"][: 2 if shift > 0 else 1]
+    slave.replica.confirm(results[3].physical_offset)
+    assert bodies(slave, A) == [b"0", b"1", b"2"]
+    slave.set_slave(False)
+    assert offsets(slave, send(slave, b"own", A)) == "4"
+    slave.close()
+    master.close()
+
+
+def test_a_truncation_without_the_database(tmp_path: Path) -> None:
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    results = [send(master, b"of A", A) for n in range(4)]
+    follow(master, slave, lambda: 1 << 20)
+    flush(slave)
+    calls: list[int] = []
+    slave.replica.cut_listeners.append(lambda: calls.append(1))
+    with locked(tmp_path / "slave"):
+        slave.replica.truncate(results[1].physical_offset)
+        assert calls == [1]
+        with pytest.raises(StoreError):
+            slave.queue(A, 0)
+    other = open_light(tmp_path / "other")
+    send(other, b"of A", A)
+    for _ in range(3):
+        send(other, b"of B", B)
+    follow(other, slave, lambda: 1 << 20)
+    assert bodies(slave, A) == [b"of A"]
+    assert bodies(slave, B) == [b"of B"] * 3
+    for store in (master, slave, other):
+        store.close()
+
+
+def test_a_unit_of_another_record_shows_nothing(root: Path) -> None:
+    store = open_light(root)
+    first, second = send(store, b"of A", A), send(store, b"of B", B)
+    flush(store)
+    with sqlite3.connect(database(root)) as connection:
+        connection.execute(
+            "UPDATE unit SET physical_offset = ? WHERE physical_offset = ?",
+            (second.physical_offset, first.physical_offset),
+        )
+    connection.close()
+    assert bodies(store, A) == []
+    store.close()
 
 
 def test_truncation(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class LightQueueCommits(Feature):
     """Commits the units of one store, from `start` to `stop`. The store commits the last ones when it is closed."""
 
     def __init__(self, queues: LightQueues, jobs: Jobs) -> None:
-        self._committing = jobs.repeating("commit the units of light queues", queues.flush, _COMMIT_S)
+        self._committing = jobs.repeating("commit the units of light queues", queues.catch_up, _COMMIT_S)
 
     async def start(self) -> None:
         self._committing.start()

@@ -6,6 +6,7 @@ each of them as INNER_MULTI_QUEUE_OFFSET, in the same order. The entry of a name
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, without_property
@@ -25,13 +26,17 @@ MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 #: The start of the property in encoded properties.
 DISPATCH_MARK = MULTI_DISPATCH.encode() + b"\x01"
+_MARK_TEXT = DISPATCH_MARK.decode()
 OFFSET_MARK = MULTI_QUEUE_OFFSET.encode() + b"\x01"
 SEPARATOR = ","
 _DISPATCH, _OFFSETS = MULTI_DISPATCH.encode(), MULTI_QUEUE_OFFSET.encode()
 #: Longest name of a light queue, in bytes. Java has no limit.
 MAX_NAME_LENGTH = 255
 _EXCLUDED = {SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_CHECK_MAX_TIME_TOPIC}
-_MAX_OFFSET = (1 << 63) - 2
+#: Illegal in names: control characters, and the replacement for bytes that are no UTF-8.
+_find_illegal = re.compile("[\x00-\x1f\x7f\ufffd]").search
+#: Largest offset in the property that is accepted. No queue reaches it, and later offsets can follow it.
+_MAX_OFFSET = 1 << 62
 #: Number of characters of the largest offset, and a comma.
 _OFFSET_LENGTH = 20
 
@@ -61,8 +66,8 @@ def dispatch_problem(properties: bytes, most: int) -> str | None:
 
     `most` is the largest number of names.
     """
-    if len(properties) <= min(MAX_NAME_LENGTH, most):
-        # There are no more names than bytes. This saves 1 us for almost every message.
+    # Saves 1 us for almost every message. `in` takes 45 ns in a str and 300 ns in bytes.
+    if _MARK_TEXT not in properties.decode("latin-1"):
         return None
     space = MAX_PROPERTIES_LENGTH - len(properties) - len(OFFSET_MARK) - 2
     names = named_queues(properties)
@@ -71,6 +76,8 @@ def dispatch_problem(properties: bytes, most: int) -> str | None:
     longest = max((len(name.encode()) for name in names), default=0)
     if longest > MAX_NAME_LENGTH:
         return f"{MULTI_DISPATCH} has a name of {longest} bytes of at most {MAX_NAME_LENGTH}"
+    if any(map(_find_illegal, names)):
+        return f"{MULTI_DISPATCH} has a name with a control character, or with bytes that are no UTF-8"
     if len(names) * _OFFSET_LENGTH > space:
         return f"the properties have no space for {MULTI_QUEUE_OFFSET}, of at most {MAX_PROPERTIES_LENGTH} bytes in all"
     return None
@@ -86,7 +93,10 @@ def with_queue_offsets(properties: bytes, offsets: Sequence[int | None]) -> byte
 
 
 def queue_offsets(properties: bytes) -> dict[str, int]:
-    """Returns the light queues of a stored message, with its queue offset in each. Illegal entries are skipped."""
+    """Returns the light queues of a stored message, with its queue offset in each. Illegal entries are skipped.
+
+    The names of such entries are those that `dispatch_problem` refuses.
+    """
     names = named_queues(properties)
     value = find_property(properties, _OFFSETS) or b""
     offsets = value.decode(errors="replace").split(SEPARATOR)
@@ -97,6 +107,7 @@ def queue_offsets(properties: bytes) -> dict[str, int]:
         for name, offset in zip(names, offsets, strict=True)
         if is_light_queue(name)
         and len(name.encode()) <= MAX_NAME_LENGTH
+        and not _find_illegal(name)
         and offset.isascii()
         and offset.isdigit()
         and len(offset) < _OFFSET_LENGTH

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,7 +147,7 @@ class MessageStore:
             parse_delay_levels(config.message_delay_level),
             self._alone,
             needs_crc=config.force_verify_prop_crc,
-            **({} if self.light is None else {"dispatch": self.light.dispatch_copied}),
+            **({} if self.light is None else {"dispatch": self.light.dispatch}),
         )
         if self.light is not None:
             self.replica.cut_listeners.append(self.light.log_was_cut)
@@ -184,7 +185,7 @@ class MessageStore:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
                 if self.light is not None:
                     stack.callback(self.light.close)
-                    self.light.open(progress)
+                    self.light.open(progress, was_aborted=directory.was_aborted)
                 directory.mark_in_use()
             except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
@@ -248,8 +249,6 @@ class MessageStore:
                 self._log.flush()
                 self._index.close(flush=True)
                 threads.queue_flusher.flush(thorough=True)
-                if self.light is not None:
-                    self.light.flush()
                 self._directory.mark_closed()
             except OSError as e:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
@@ -269,6 +268,8 @@ class MessageStore:
             # end are valid.
             for queue in self._queues:
                 queue.recovered_end = None
+            if self.light is not None:
+                self.light.forget_recovery()
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
         self.replica.restart()
         if is_slave:
@@ -480,7 +481,7 @@ class MessageStore:
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
                 # A light queue's records have other queue offsets.
-                (collect_light if type(queue) is LightQueue else collect)(
+                (partial(collect_light, queue.topic) if type(queue) is LightQueue else collect)(
                     result,
                     units,
                     self._log,

@@ -90,19 +90,44 @@ class LightQueue(ConsumeQueue):
         self._tail += _pack_unit(*unit)
         self.max_offset += 1
 
-    def committed(self) -> None:
-        """Removes the units from memory, because the database has them."""
+    def committed(self, end: int) -> bool:
+        """Removes the units before the queue offset `end` from memory, because the database has them.
+
+        Returns whether none are left.
+        """
+        del self._tail[: (end - self._tail_offset) * UNIT_SIZE]
+        self._tail_offset = end
+        return not self._tail
+
+    def drop_tail(self) -> None:
+        """Drops the units that are not committed."""
         self._tail.clear()
-        self._tail_offset = self.max_offset
+        self.max_offset = self._tail_offset
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the offsets must be read from the database again."""
+        return self.log_begin < 0
+
+    def mark_stale(self) -> None:
+        """Makes `is_stale` true, until `correct_min_offset` is called."""
+        self.log_begin = -1
 
     def correct_min_offset(self, min_physical_offset: int, first: Unit | None = None) -> None:
         """Updates `min_offset` to the start of the log."""
-        found = None if self.row_id is None else self._database.first_offset(self.row_id, min_physical_offset)
-        if found is None:
-            expired = sum(unit[0] < min_physical_offset for unit in UNIT.iter_unpack(self._tail))
-            found = self._tail_offset + expired
-        self.min_offset = self.log_min_offset = found
+        self.min_offset = self.log_min_offset = self._count_before(min_physical_offset)
         self.log_begin = min_physical_offset
+
+    def set_recovered(self, physical_offset: int | None) -> None:
+        """Sets `recovered_end` to the end that the queue has in a log that ends at this offset; None removes it."""
+        self.recovered_end = None if physical_offset is None else self._count_before(physical_offset)
+
+    def _count_before(self, physical_offset: int) -> int:
+        """Returns the queue offset of the first unit at or after a physical offset; the next offset without one."""
+        found = None if self.row_id is None else self._database.first_offset(self.row_id, physical_offset)
+        if found is None:
+            found = self._tail_offset + sum(unit[0] < physical_offset for unit in UNIT.iter_unpack(self._tail))
+        return found
 
     def begin_after_gap(self, offset: int) -> None:
         """Makes `offset` the first and next offset of a queue without units."""

@@ -9,7 +9,8 @@ index finds the units of a queue. The next offset of a queue follows from its la
 expired, `next_offset` has it. All units of records before the physical offset `position` are in the database.
 
 Transactions are not flushed to disk: `checkpoint` does that, in a thread. A power failure can lose the transactions
-after the last checkpoint, but it can't damage the database.
+after the last checkpoint, but it can't damage the database. SQLite's own checkpoints are off, because they would wait
+for the disk in the thread that commits. `must_checkpoint` limits the write-ahead log instead.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gantrymq.errors import StoreError
-from gantrymq.protocol.fastjson import encode_json
 from gantrymq.store.consume_queue import Unit
-from gantrymq.system import files
+from gantrymq.system import files, threads
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,16 @@ INSERT INTO state VALUES (0);
 """
 #: Page cache of a connection, in KiB. It has the inner pages of the index for tens of millions of units.
 _CACHE_KIB = 32 * 1024
-#: If the write-ahead log has this number of pages, 16 MB, a commit ends it. `checkpoint` can't while commits go on, but
-#: it has moved almost all pages before.
-_MOST_WAL_PAGES = 4000
+#: Number of rows after which `must_checkpoint` is true. If each row changes a page of its own, the write-ahead log has
+#: about 160 MB then.
+_MOST_UNMOVED = 20_000
+#: Number of attempts of `checkpoint` to move all pages while commits go on.
+_ATTEMPTS = 5
 #: Number of expired units that one transaction deletes. It takes about 5 ms.
 _EXPIRED_AT_ONCE = 1000
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+#: The lowest byte of an extended error code is the primary code.
+_PRIMARY_CODE = 0xFF
 
 
 #: Id of the queue, queue offset, physical offset, size, tags code.
@@ -67,6 +71,13 @@ class UnitDatabase:
         self.path = directory / "units.db"
         self._connection: sqlite3.Connection | None = None
         self._checkpointer: sqlite3.Connection | None = None
+        #: Number of rows that were written, and of those that the last complete checkpoint moved. Each is set by one
+        #: thread only.
+        self._written = self._moved = 0
+        #: Whether the content is damaged. The database is deleted then, and the next `open` begins an empty one.
+        self.is_damaged = False
+        #: Held while a thread writes.
+        self._writing = threads.Lock()
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
@@ -87,6 +98,9 @@ class UnitDatabase:
             return self._open()
 
     def _open(self) -> int:
+        self.close()
+        self._written = self._moved = 0
+        self.is_damaged = False
         self._connection = connection = self._connect()
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -101,7 +115,7 @@ class UnitDatabase:
         settings = (
             "journal_mode = WAL",
             "synchronous = NORMAL",
-            f"wal_autocheckpoint = {_MOST_WAL_PAGES}",
+            "wal_autocheckpoint = 0",
             f"cache_size = -{_CACHE_KIB}",
         )
         for setting in settings:
@@ -129,9 +143,10 @@ class UnitDatabase:
             yield
         except sqlite3.Error as e:
             if _is_damaged(e):
+                self.is_damaged = True
                 with suppress(OSError):
                     files.unlink(self.path)
-                raise StoreError(f"{self.path} is damaged: restart the broker to rebuild it from the log: {e}") from e
+                raise StoreError(f"{self.path} is damaged, and is rebuilt from the log: {e}") from e
             raise StoreError(f"can't use {self.path}: {e}") from e
 
     def _read(self) -> sqlite3.Connection:
@@ -142,7 +157,7 @@ class UnitDatabase:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         writer = self._read()
-        with self._errors():
+        with self._writing, self._errors():
             writer.execute("BEGIN IMMEDIATE")
             try:
                 yield writer
@@ -179,28 +194,55 @@ class UnitDatabase:
             )
 
     def first_offset(self, queue: int, physical_offset: int) -> int | None:
-        """Returns the queue offset of a queue's first unit at or after a physical offset, or None."""
+        """Returns the queue offset of a queue's first unit at or after a physical offset, or None.
+
+        Physical offsets ascend with the queue offsets, so this needs no scan of the expired units.
+        """
+        first = self._next_unit(queue, 0)
+        if first is None or first[1] >= physical_offset:
+            return None if first is None else first[0]
         with self._errors():
-            row = (
+            last, last_place = (
                 self._read()
                 .execute(
-                    "SELECT queue_offset FROM unit WHERE queue = ? AND physical_offset >= ? "
-                    "ORDER BY queue_offset LIMIT 1",
-                    (queue, physical_offset),
+                    "SELECT queue_offset, physical_offset FROM unit WHERE queue = ? ORDER BY queue_offset DESC LIMIT 1",
+                    (queue,),
                 )
                 .fetchone()
             )
-        return None if row is None else int(row[0])
+        if last_place < physical_offset:
+            return None
+        low, high = first[0] + 1, last + 1
+        found = None
+        while low < high:
+            middle = (low + high) // 2
+            unit = self._next_unit(queue, middle)
+            assert unit is not None, "the last unit is at or after the middle"
+            if unit[1] < physical_offset:
+                low = unit[0] + 1
+            else:
+                found = unit[0]
+                high = middle
+        return found
+
+    def _next_unit(self, queue: int, offset: int) -> tuple[int, int] | None:
+        """Returns queue offset and physical offset of a queue's first unit from a queue offset on, or None."""
+        with self._errors():
+            row: tuple[int, int] | None = (
+                self._read()
+                .execute(
+                    "SELECT queue_offset, physical_offset FROM unit WHERE queue = ? AND queue_offset >= ? "
+                    "ORDER BY queue_offset LIMIT 1",
+                    (queue, offset),
+                )
+                .fetchone()
+            )
+        return row
 
     def next_offset(self, queue: int, offset: int) -> int | None:
         """Returns the queue offset of a queue's first unit from a queue offset on, or None."""
-        with self._errors():
-            row = (
-                self._read()
-                .execute("SELECT min(queue_offset) FROM unit WHERE queue = ? AND queue_offset >= ?", (queue, offset))
-                .fetchone()
-            )
-        return None if row[0] is None else int(row[0])
+        unit = self._next_unit(queue, offset)
+        return None if unit is None else unit[0]
 
     def last_unit(self) -> tuple[str, int, int] | None:
         """Returns queue name, queue offset and physical offset of the last unit, or None if there is none."""
@@ -223,22 +265,20 @@ class UnitDatabase:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
+    @property
+    def must_checkpoint(self) -> bool:
+        """Whether no more should be written now: the write-ahead log is large, or `checkpoint` starts a new one."""
+        return self._written - self._moved > _MOST_UNMOVED or self._writing.locked()
+
     def commit(self, names: Sequence[tuple[int, str]], units: Sequence[NewUnit], position: int) -> None:
         """Adds queues (id, name) and units, and sets the position, all in one transaction."""
-        # One statement for all units takes less time than one for each.
         with self._transaction() as writer:
-            writer.execute(
-                "INSERT INTO queue (id, name) "
-                "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?)",
-                (encode_json(names).decode(),),
-            )
-            writer.execute(
-                "INSERT INTO unit (queue, queue_offset, physical_offset, size, tags_code) "
-                "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
-                "json_extract(value, '$[3]'), json_extract(value, '$[4]') FROM json_each(?)",
-                (encode_json(units).decode(),),
+            writer.executemany("INSERT INTO queue (id, name) VALUES (?, ?)", names)
+            writer.executemany(
+                "INSERT INTO unit (queue, queue_offset, physical_offset, size, tags_code) VALUES (?, ?, ?, ?, ?)", units
             )
             writer.execute("UPDATE state SET position = ?", (position,))
+        self._written += len(names) + len(units) + 1
 
     def expire(self, physical_offset: int) -> bool:
         """Deletes some units of records before a physical offset. Returns whether there may be more."""
@@ -260,22 +300,44 @@ class UnitDatabase:
             ).fetchall()
             writer.executemany("UPDATE queue SET next_offset = max(next_offset, ?) WHERE id = ?", ends)
             writer.execute("DELETE FROM unit WHERE id <= ?", (last,))
+        self._written += int(count)
         return int(count) == _EXPIRED_AT_ONCE
 
     def checkpoint(self) -> None:
-        """Moves the committed transactions from the write-ahead log into the database, and flushes it to disk."""
-        if self._checkpointer is not None:
-            with self._errors():
-                self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        """Moves the committed transactions from the write-ahead log into the database, and flushes it to disk.
 
-    def cut(self, physical_offset: int) -> None:
-        """Deletes the units of records from a physical offset on."""
+        If all were moved, the write-ahead log starts from the beginning.
+        """
+        for _ in range(_ATTEMPTS):
+            connection, written = self._checkpointer, self._written
+            if connection is None or written == self._moved:
+                return
+            with self._errors():
+                (result,) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                is_busy, pages, moved = result
+                if not is_busy and pages == moved:
+                    self._moved = written
+                    with self._writing:
+                        # The first transaction of a write-ahead log waits for the disk, here instead of in a commit.
+                        connection.execute("UPDATE state SET position = position")
+                    return
+
+    def cut(self, physical_offset: int) -> set[int]:
+        """Deletes the units of records from a physical offset on, and flushes that to disk.
+
+        Returns the ids of their queues.
+        """
         with self._transaction() as writer:
-            last = writer.execute(
+            row = writer.execute(
                 "SELECT id FROM unit WHERE physical_offset < ? ORDER BY id DESC LIMIT 1", (physical_offset,)
             ).fetchone()
-            writer.execute("DELETE FROM unit WHERE id > ?", (0 if last is None else last[0],))
+            last = 0 if row is None else row[0]
+            queues = {queue for (queue,) in writer.execute("SELECT DISTINCT queue FROM unit WHERE id > ?", (last,))}
+            writer.execute("DELETE FROM unit WHERE id > ?", (last,))
             writer.execute("UPDATE state SET position = min(position, ?)", (physical_offset,))
+        self._written += 1
+        self.checkpoint()
+        return queues
 
     def cut_queue(self, queue: int, offset: int) -> None:
         """Deletes the units of a queue from a queue offset on, which becomes its next offset."""
@@ -285,4 +347,4 @@ class UnitDatabase:
 
 
 def _is_damaged(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", None) in _DAMAGE
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGE
