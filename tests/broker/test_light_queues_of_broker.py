@@ -15,11 +15,13 @@ from transaction_support import Producer
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.tables.consumer_offsets import OffsetTable
+from gantrymq.errors import RequestRefused
 from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import SerializeType
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, SerializeType
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
@@ -198,11 +200,111 @@ async def test_offsets_of_light_groups(peer: Peer, broker: Broker, tmp_path: Pat
     await again.stop()
 
 
-async def test_too_many_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.tables.consumer_offsets.LIGHT_OFFSETS", 1)
-    assert await commit(peer, 1) == ResponseCode.SUCCESS
-    assert await commit(peer, 2) == ResponseCode.SUCCESS
-    assert await commit(peer, 1, B) == ResponseCode.SYSTEM_BUSY
+async def test_too_many_offsets(peer: Peer, broker: Broker) -> None:
+    """Slaves must be able to copy all offsets in one frame."""
+    await dispatch(peer, b"one", A)
+
+    def fill() -> None:
+        for n in range(MAX_FRAME_LENGTH // 200):
+            broker.offsets.commit(f"%LMQ%{n:x>200}", A, 0, 1 << 62)
+
+    with pytest.raises(RequestRefused, match="of light groups") as refused:
+        fill()
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert sum(map(len, broker.offsets.in_pieces())) < MAX_FRAME_LENGTH
+    first = f"%LMQ%{0:x>200}"
+    assert await commit(peer, 2, group=first) == ResponseCode.SUCCESS
+    another = f"%LMQ%{'y' * 200}"
+    assert await commit(peer, 2, group=another) == ResponseCode.SYSTEM_BUSY
+    broker.offsets.remove_group(first)
+    assert await commit(peer, 2, group=another) == ResponseCode.SUCCESS
+
+
+async def test_offsets_of_queues_without_messages(peer: Peer, broker: Broker) -> None:
+    assert await commit(peer, 1) == ResponseCode.TOPIC_NOT_EXIST
+    broker.offsets.commit(GROUP, A, 0, 1)
+    assert broker.offsets.queues(GROUP, A) == {}
+
+
+async def test_offsets_after_a_change_of_the_setting(tmp_path: Path) -> None:
+    """Without `enableLmq`, names of light queues are ordinary ones. A change loses no offsets."""
+    settings = config(tmp_path / "store")
+    broker = Broker(settings)
+    await broker.start()
+    for queue_id, offset in ((0, 100), (1, 50), (0, 120)):
+        broker.offsets.commit(GROUP, A, queue_id, offset)
+    assert broker.offsets.query(GROUP, A, 0) == 120
+    assert broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+    broker.offsets.clone(GROUP, GROUP, A)
+    broker.offsets.clone(GROUP, "%LMQ%h", A)
+    assert broker.offsets.queues("%LMQ%h", A) == broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+    await broker.stop()
+    assert "lmqOffsetTable" not in offsets_file(tmp_path) or not offsets_file(tmp_path)["lmqOffsetTable"]
+    for is_on in (True, False):
+        settings = config(tmp_path / "store")
+        settings.store.enable_lmq = is_on
+        broker = Broker(settings)
+        await broker.start()
+        assert broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+        assert broker.offsets.query(GROUP, A, 0) == 120
+        broker.offsets.commit(GROUP, B, 1, 1)
+        await broker.stop()
+        assert bool(offsets_file(tmp_path).get("lmqOffsetTable")) == is_on
+
+
+def offsets_file(directory: Path) -> dict[str, dict[str, object]]:
+    table: dict[str, dict[str, object]] = json.loads((directory / "store/config/consumerOffset.json").read_text())
+    return table
+
+
+async def test_clone_offsets_of_light_groups(peer: Peer, broker: Broker) -> None:
+    await dispatch(peer, b"one", A)
+    broker.offsets.commit(GROUP, A, 0, 1)
+    for group in ("%LMQ%h", "ordinary"):
+        broker.offsets.clone(GROUP, group, A)
+        assert broker.offsets.queues(group, A) == {0: 1}
+
+
+@pytest.mark.parametrize("has_light_queues", [False, True])
+async def test_copy_offsets_of_a_master_with_another_setting(tmp_path: Path, has_light_queues: bool) -> None:
+    settings = config(tmp_path / "store")
+    settings.store.enable_lmq = has_light_queues
+    broker = Broker(settings)
+    await broker.start()
+    key, other = f"{A}@{GROUP}", f"{B}@x@{GROUP}"
+    if has_light_queues:
+        table = OffsetTable(offset_table={key: {0: 5, 1: 6}, other: {0: 7}})
+    else:
+        table = OffsetTable(offset_table={key: {1: 6}}, lmq_offset_table={key: 5, other: 7})
+    broker.offsets.copy(table)
+    assert broker.offsets.queues(GROUP, A) == {0: 5, 1: 6}
+    assert broker.offsets.query(GROUP, f"{B}@x", 0) == 7
+    await broker.stop()
+
+
+async def test_long_names_are_unknown(peer: Peer) -> None:
+    """A name that requests can keep in memory has a limit, as in messages."""
+    name = "%LMQ%" + "x" * 251
+    assert (await peer.pull(name, 0, group=GROUP)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await peer.pull(A, 0, group=name)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await commit(peer, 0, name) == ResponseCode.TOPIC_NOT_EXIST
+    assert await commit(peer, 0, group=name) == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await pulled(peer, name[:-1], group=name[:-1]) == []
+
+
+async def test_light_queues_are_counted_together(peer: Peer, broker: Broker) -> None:
+    """The memory of statistics does not grow with the number of light queues and groups."""
+    broker.deliveries.record_lags(lambda queue, offset: queue.max_offset - offset)
+    await dispatch(peer, b"one", *(f"%LMQ%{n}" for n in range(50)))
+    for n in range(50):
+        assert await pulled(peer, f"%LMQ%{n}", group=f"%LMQ%g{n}") == [b"one"]
+    await pulled(peer, A)
+    await pulled(peer, "%LMQ%1", group="ordinary")
+    counts = {key: delivery.messages for key, delivery in broker.deliveries.table.items()}
+    assert counts == {("%LMQ%", "%LMQ%"): 50, ("%LMQ%", "ordinary"): 1}
+    assert not broker.deliveries.lags
+    broker.context.stats.begin_sample()
+    assert broker.context.stats.take(100)["GROUP_GET_NUMS"] == {"%LMQ%@%LMQ%": 50, "%LMQ%@ordinary": 1}
 
 
 async def test_slaves(tmp_path: Path) -> None:
