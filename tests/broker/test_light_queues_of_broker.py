@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from half_range_support import end_all, prepare_many
 from replicated_brokers import Replicas, copy_tables
 from transaction_support import Producer
 from wait_until import until
@@ -36,9 +37,10 @@ from gantrymq.remoting.client import RemotingClient
 A, B, GROUP = "%LMQ%a", "%LMQ%b", "%LMQ%g"
 
 
-async def start(directory: Path) -> Broker:
+async def start(directory: Path, **store_options: object) -> Broker:
     settings = config(directory)
-    settings.store.enable_lmq = True
+    for name, value in {"enable_lmq": True, **store_options}.items():
+        setattr(settings.store, name, value)
     broker = Broker(settings)
     await broker.start()
     return broker
@@ -139,6 +141,22 @@ async def test_messages_of_batches(peer: Peer, broker: Broker) -> None:
     assert len(messages) == 9
     assert not any("INNER_MULTI_QUEUE_OFFSET" in message.properties for message in messages)
     assert await pulled(peer, A) == []
+
+
+@pytest.mark.parametrize("enabled_append_prop_crc", [False, True])
+async def test_half_messages_of_batches(tmp_path: Path, enabled_append_prop_crc: bool) -> None:
+    """Like the messages of other batches, they are not dispatched, whether their commit copies records or not."""
+    broker = await start(tmp_path / "store", enabled_append_prop_crc=enabled_append_prop_crc)
+    producer = await Producer().connect(broker.port)
+    halves = await prepare_many(producer, "orders", [b"1", b"2"], {"INNER_MULTI_DISPATCH": A + ",x" * 5000})
+    more = await prepare_many(producer, "orders", [b"3"], {"INNER_MULTI_DISPATCH": A})
+    await end_all(producer, [halves, more])
+    messages = list(decode_messages((await producer.pull("orders", 0, group=GROUP)).body))
+    assert [message.body for message in messages] == [b"1", b"2", b"3"]
+    assert not any("INNER_MULTI_DISPATCH" in message.properties for message in messages)
+    assert await pulled(producer, A) == []
+    await producer.client.close()
+    await broker.stop()
 
 
 async def test_delayed_and_transactional_messages(peer: Peer, broker: Broker) -> None:
