@@ -183,6 +183,26 @@ async def test_illegal_names(peer: Peer, broker: Broker, names: str, text: str) 
     assert broker.store.max_physical_offset == 0
 
 
+async def test_quota(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = await start(tmp_path / "store", enable_lmq_quota=True, max_lmq_consume_queue_num=2)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await dispatch(peer, b"one", A, "ordinary", "other")
+    for names in (f"{B},%LMQ%c", f"{A},{B},%LMQ%c"):
+        response = await peer.send("orders", b"x", properties={"INNER_MULTI_DISPATCH": names, "UNIQ_KEY": "x"})
+        assert response.code == ResponseCode.LMQ_QUOTA_EXCEEDED
+        assert "maxLmqConsumeQueueNum=2" in (response.remark or "")
+    await dispatch(peer, b"two", A, B, A)
+    await broker.stop()
+    broker = await start(tmp_path / "store", enable_lmq_quota=True, max_lmq_consume_queue_num=1)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    # Queues that exist are usable with a lower limit, too.
+    await dispatch(peer, b"three", A, B)
+    properties = {"INNER_MULTI_DISPATCH": "%LMQ%c", "UNIQ_KEY": "x", "DELAY": "1"}
+    assert (await peer.send("orders", b"x", properties=properties)).code == ResponseCode.LMQ_QUOTA_EXCEEDED
+    assert await pulled(peer, B, 1) == [b"three"]
+    await broker.stop()
+
+
 async def test_light_queues_are_no_topics(peer: Peer, broker: Broker) -> None:
     response = await peer.send(A, b"x")
     assert response.code == ResponseCode.NO_PERMISSION
