@@ -320,7 +320,7 @@ async def test_copy_offsets_of_a_master_with_another_setting(tmp_path: Path, has
     await broker.stop()
 
 
-async def test_long_names_are_unknown(peer: Peer) -> None:
+async def test_long_names_are_unknown(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that requests can keep in memory has a limit, as in messages."""
     name = "%LMQ%" + "x" * 251
     assert (await peer.pull(name, 0, group=GROUP)).code == ResponseCode.TOPIC_NOT_EXIST
@@ -328,6 +328,10 @@ async def test_long_names_are_unknown(peer: Peer) -> None:
     assert await commit(peer, 0, name) == ResponseCode.TOPIC_NOT_EXIST
     assert await commit(peer, 0, group=name) == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert await pulled(peer, name[:-1], group=name[:-1]) == []
+    # The store caches the light queues that it finds.
+    monkeypatch.setattr(broker.context.store, "find_queue", lambda topic, queue_id: pytest.fail(topic))
+    header = QueryConsumerOffsetRequestHeader(consumer_group=GROUP, topic=name, queue_id=0)
+    assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == ResponseCode.QUERY_NOT_FOUND
 
 
 async def test_light_queues_are_counted_together(peer: Peer, broker: Broker) -> None:

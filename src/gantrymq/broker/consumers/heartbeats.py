@@ -22,6 +22,7 @@ from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH
 from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
@@ -262,6 +263,9 @@ class Heartbeats(Feature):
         return RemotingCommand.response(header=OffsetResponseHeader(offset=offset))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
+        if len(topic) > MAX_NAME_LENGTH:
+            # No queue has such a name, and the store would cache an empty light queue.
+            return False
         queue = self._store.find_queue(topic, queue_id)
         first = queue.unit(0) if queue is not None and queue.min_offset <= 0 else None
         return first is not None and self._store.max_physical_offset - first[0] <= self._store.in_memory_bytes
