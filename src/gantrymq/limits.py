@@ -141,11 +141,14 @@ _BYTES_OF_DEDUPLICATION_ID = 350
 #: response, and blocks of the tier.
 TIER_READS = 64
 _BYTES_OF_TIER_READ = 2 * MIB
-#: Light queues that a message names (`protocol/multi_dispatch.py`). Each takes up to 30 us. Java has no limit.
+#: Light queues that a message names (`protocol/multi_dispatch.py`). The first use of one takes about 54 us. Java has no
+#: limit.
 LIGHT_QUEUES_OF_MESSAGE = 200
-#: Offsets of light groups in light queues (`broker/tables/consumer_offsets.py`). One takes about 250 bytes, in addition
-#: to the sum below: brokers have no light queues by default.
-LIGHT_OFFSETS = 2_000_000
+#: Offsets of light groups in light queues, as JSON, bytes (`broker/tables/consumer_offsets.py`): 100,000 offsets if the
+#: names of queue and group have 60 bytes together. Slaves copy them with all other offsets in one frame of at most
+#: 16 MiB. An offset takes about 250 bytes of memory, in addition to the sum below: brokers have no light queues by
+#: default.
+LIGHT_OFFSETS_BYTES = 8 * MIB
 
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 

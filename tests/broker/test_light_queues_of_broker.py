@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
+from half_range_support import end_all, prepare_many
 from replicated_brokers import Replicas, copy_tables
 from transaction_support import Producer
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.tables.consumer_offsets import OffsetTable
+from gantrymq.errors import RequestRefused
 from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import SerializeType
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, SerializeType
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
@@ -34,9 +37,10 @@ from gantrymq.remoting.client import RemotingClient
 A, B, GROUP = "%LMQ%a", "%LMQ%b", "%LMQ%g"
 
 
-async def start(directory: Path) -> Broker:
+async def start(directory: Path, **store_options: object) -> Broker:
     settings = config(directory)
-    settings.store.enable_lmq = True
+    for name, value in {"enable_lmq": True, **store_options}.items():
+        setattr(settings.store, name, value)
     broker = Broker(settings)
     await broker.start()
     return broker
@@ -139,6 +143,22 @@ async def test_messages_of_batches(peer: Peer, broker: Broker) -> None:
     assert await pulled(peer, A) == []
 
 
+@pytest.mark.parametrize("enabled_append_prop_crc", [False, True])
+async def test_half_messages_of_batches(tmp_path: Path, enabled_append_prop_crc: bool) -> None:
+    """Like the messages of other batches, they are not dispatched, whether their commit copies records or not."""
+    broker = await start(tmp_path / "store", enabled_append_prop_crc=enabled_append_prop_crc)
+    producer = await Producer().connect(broker.port)
+    halves = await prepare_many(producer, "orders", [b"1", b"2"], {"INNER_MULTI_DISPATCH": A + ",x" * 5000})
+    more = await prepare_many(producer, "orders", [b"3"], {"INNER_MULTI_DISPATCH": A})
+    await end_all(producer, [halves, more])
+    messages = list(decode_messages((await producer.pull("orders", 0, group=GROUP)).body))
+    assert [message.body for message in messages] == [b"1", b"2", b"3"]
+    assert not any("INNER_MULTI_DISPATCH" in message.properties for message in messages)
+    assert await pulled(producer, A) == []
+    await producer.client.close()
+    await broker.stop()
+
+
 async def test_delayed_and_transactional_messages(peer: Peer, broker: Broker) -> None:
     await dispatch(peer, b"delayed", A, DELAY="1")
     producer = await Producer().connect(broker.port)
@@ -161,6 +181,26 @@ async def test_illegal_names(peer: Peer, broker: Broker, names: str, text: str) 
     assert response.code == ResponseCode.MESSAGE_ILLEGAL
     assert text in (response.remark or "")
     assert broker.store.max_physical_offset == 0
+
+
+async def test_quota(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = await start(tmp_path / "store", enable_lmq_quota=True, max_lmq_consume_queue_num=2)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await dispatch(peer, b"one", A, "ordinary", "other")
+    for names in (f"{B},%LMQ%c", f"{A},{B},%LMQ%c"):
+        response = await peer.send("orders", b"x", properties={"INNER_MULTI_DISPATCH": names, "UNIQ_KEY": "x"})
+        assert response.code == ResponseCode.LMQ_QUOTA_EXCEEDED
+        assert "maxLmqConsumeQueueNum=2" in (response.remark or "")
+    await dispatch(peer, b"two", A, B, A)
+    await broker.stop()
+    broker = await start(tmp_path / "store", enable_lmq_quota=True, max_lmq_consume_queue_num=1)
+    peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    # Queues that exist are usable with a lower limit, too.
+    await dispatch(peer, b"three", A, B)
+    properties = {"INNER_MULTI_DISPATCH": "%LMQ%c", "UNIQ_KEY": "x", "DELAY": "1"}
+    assert (await peer.send("orders", b"x", properties=properties)).code == ResponseCode.LMQ_QUOTA_EXCEEDED
+    assert await pulled(peer, B, 1) == [b"three"]
+    await broker.stop()
 
 
 async def test_light_queues_are_no_topics(peer: Peer, broker: Broker) -> None:
@@ -198,11 +238,115 @@ async def test_offsets_of_light_groups(peer: Peer, broker: Broker, tmp_path: Pat
     await again.stop()
 
 
-async def test_too_many_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.tables.consumer_offsets.LIGHT_OFFSETS", 1)
-    assert await commit(peer, 1) == ResponseCode.SUCCESS
-    assert await commit(peer, 2) == ResponseCode.SUCCESS
-    assert await commit(peer, 1, B) == ResponseCode.SYSTEM_BUSY
+async def test_too_many_offsets(peer: Peer, broker: Broker) -> None:
+    """Slaves must be able to copy all offsets in one frame."""
+    await dispatch(peer, b"one", A)
+
+    def fill() -> None:
+        for n in range(MAX_FRAME_LENGTH // 200):
+            broker.offsets.commit(f"%LMQ%{n:x>200}", A, 0, 1 << 62)
+
+    with pytest.raises(RequestRefused, match="of light groups") as refused:
+        fill()
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert sum(map(len, broker.offsets.in_pieces())) < MAX_FRAME_LENGTH
+    first = f"%LMQ%{0:x>200}"
+    assert await commit(peer, 2, group=first) == ResponseCode.SUCCESS
+    another = f"%LMQ%{'y' * 200}"
+    assert await commit(peer, 2, group=another) == ResponseCode.SYSTEM_BUSY
+    broker.offsets.remove_group(first)
+    assert await commit(peer, 2, group=another) == ResponseCode.SUCCESS
+
+
+async def test_offsets_of_queues_without_messages(peer: Peer, broker: Broker) -> None:
+    assert await commit(peer, 1) == ResponseCode.TOPIC_NOT_EXIST
+    broker.offsets.commit(GROUP, A, 0, 1)
+    assert broker.offsets.queues(GROUP, A) == {}
+
+
+async def test_offsets_after_a_change_of_the_setting(tmp_path: Path) -> None:
+    """Without `enableLmq`, names of light queues are ordinary ones. A change loses no offsets."""
+    settings = config(tmp_path / "store")
+    broker = Broker(settings)
+    await broker.start()
+    for queue_id, offset in ((0, 100), (1, 50), (0, 120)):
+        broker.offsets.commit(GROUP, A, queue_id, offset)
+    assert broker.offsets.query(GROUP, A, 0) == 120
+    assert broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+    broker.offsets.clone(GROUP, GROUP, A)
+    broker.offsets.clone(GROUP, "%LMQ%h", A)
+    assert broker.offsets.queues("%LMQ%h", A) == broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+    await broker.stop()
+    assert "lmqOffsetTable" not in offsets_file(tmp_path) or not offsets_file(tmp_path)["lmqOffsetTable"]
+    for is_on in (True, False):
+        settings = config(tmp_path / "store")
+        settings.store.enable_lmq = is_on
+        broker = Broker(settings)
+        await broker.start()
+        assert broker.offsets.queues(GROUP, A) == {0: 120, 1: 50}
+        assert broker.offsets.query(GROUP, A, 0) == 120
+        broker.offsets.commit(GROUP, B, 1, 1)
+        await broker.stop()
+        assert bool(offsets_file(tmp_path).get("lmqOffsetTable")) == is_on
+
+
+def offsets_file(directory: Path) -> dict[str, dict[str, object]]:
+    table: dict[str, dict[str, object]] = json.loads((directory / "store/config/consumerOffset.json").read_text())
+    return table
+
+
+async def test_clone_offsets_of_light_groups(peer: Peer, broker: Broker) -> None:
+    await dispatch(peer, b"one", A)
+    broker.offsets.commit(GROUP, A, 0, 1)
+    for group in ("%LMQ%h", "ordinary"):
+        broker.offsets.clone(GROUP, group, A)
+        assert broker.offsets.queues(group, A) == {0: 1}
+
+
+@pytest.mark.parametrize("has_light_queues", [False, True])
+async def test_copy_offsets_of_a_master_with_another_setting(tmp_path: Path, has_light_queues: bool) -> None:
+    settings = config(tmp_path / "store")
+    settings.store.enable_lmq = has_light_queues
+    broker = Broker(settings)
+    await broker.start()
+    key, other = f"{A}@{GROUP}", f"{B}@x@{GROUP}"
+    if has_light_queues:
+        table = OffsetTable(offset_table={key: {0: 5, 1: 6}, other: {0: 7}})
+    else:
+        table = OffsetTable(offset_table={key: {1: 6}}, lmq_offset_table={key: 5, other: 7})
+    broker.offsets.copy(table)
+    assert broker.offsets.queues(GROUP, A) == {0: 5, 1: 6}
+    assert broker.offsets.query(GROUP, f"{B}@x", 0) == 7
+    await broker.stop()
+
+
+async def test_long_names_are_unknown(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that requests can keep in memory has a limit, as in messages."""
+    name = "%LMQ%" + "x" * 251
+    assert (await peer.pull(name, 0, group=GROUP)).code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await peer.pull(A, 0, group=name)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await commit(peer, 0, name) == ResponseCode.TOPIC_NOT_EXIST
+    assert await commit(peer, 0, group=name) == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await pulled(peer, name[:-1], group=name[:-1]) == []
+    # The store caches the light queues that it finds.
+    monkeypatch.setattr(broker.context.store, "find_queue", lambda topic, queue_id: pytest.fail(topic))
+    header = QueryConsumerOffsetRequestHeader(consumer_group=GROUP, topic=name, queue_id=0)
+    assert (await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)).code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_light_queues_are_counted_together(peer: Peer, broker: Broker) -> None:
+    """The memory of statistics does not grow with the number of light queues and groups."""
+    broker.deliveries.record_lags(lambda queue, offset: queue.max_offset - offset)
+    await dispatch(peer, b"one", *(f"%LMQ%{n}" for n in range(50)))
+    for n in range(50):
+        assert await pulled(peer, f"%LMQ%{n}", group=f"%LMQ%g{n}") == [b"one"]
+    await pulled(peer, A)
+    await pulled(peer, "%LMQ%1", group="ordinary")
+    counts = {key: delivery.messages for key, delivery in broker.deliveries.table.items()}
+    assert counts == {("%LMQ%", "%LMQ%"): 50, ("%LMQ%", "ordinary"): 1}
+    assert not broker.deliveries.lags
+    broker.context.stats.begin_sample()
+    assert broker.context.stats.take(100)["GROUP_GET_NUMS"] == {"%LMQ%@%LMQ%": 50, "%LMQ%@ordinary": 1}
 
 
 async def test_slaves(tmp_path: Path) -> None:

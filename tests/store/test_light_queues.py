@@ -13,7 +13,7 @@ import pytest
 from replica_support import append, follow, open_slave
 from store_support import BORN_HOST, LOG_FILE, crash, log_files, open_store, put, read_all
 
-from gantrymq.errors import RecordError, StoreError, StoreFull
+from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.multi_dispatch import dispatch_problem, named_queues, queue_offsets, with_queue_offsets
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties
 from gantrymq.protocol.record import decode_records
@@ -136,16 +136,6 @@ def test_topics_without_dispatch(root: Path, topic: str) -> None:
     assert offsets(store, send(store, b"one", A, topic=topic)) is None
     assert offsets(store, send(store, b"half", A, sys_flag=TRANSACTION_PREPARED)) is None
     assert bodies(store, A) == []
-    store.close()
-
-
-def test_too_long_properties_store_nothing(root: Path) -> None:
-    store = open_light(root)
-    names = ["%LMQ%" + "x" * 30] * 900
-    with pytest.raises(RecordError, match="900 light queues"):
-        send(store, b"one", *names)
-    assert store.max_physical_offset == 0
-    assert store.queue(names[0], 0).max_offset == 0
     store.close()
 
 

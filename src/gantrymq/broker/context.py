@@ -77,7 +77,7 @@ class BrokerContext:
             config, directory / "topics.json", events.topics_changed.publish, persistence=persistence
         )
         self.groups = SubscriptionGroupTable(config, directory / "subscriptionGroup.json", persistence=persistence)
-        self.offsets = ConsumerOffsets(directory / OFFSETS_FILE, persistence=persistence)
+        self.offsets = ConsumerOffsets(directory / OFFSETS_FILE, persistence=persistence, light_queues=self.store.light)
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", persistence=persistence)
         self.request_modes = MessageRequestModes(
             config, directory / "messageRequestMode.json", self.topics, self.groups, persistence=persistence
@@ -86,7 +86,7 @@ class BrokerContext:
         self.members: GroupMembers[Connection] = GroupMembers(self.access.is_same_user)
         self.filters = MessageFilters(config, self.members, self.consumer_filters)
         self.deliveries = Deliveries()
-        self.stats = BrokerStats()
+        self.stats = BrokerStats(has_light_queues=config.store.enable_lmq)
         self.rate_limits = RateLimits(config)
         events.config_changed.subscribe(self.store.config_changed)
         events.config_changed.subscribe(self.topics.config_changed)

@@ -9,7 +9,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.feature import Feature
 from gantrymq.store.light.light_queues import LightQueues
 
-#: Interval of commits, in seconds. A commit takes at most 3 ms.
+#: Interval of commits, in seconds.
 _COMMIT_S = 1.0
 
 

@@ -77,6 +77,8 @@ class StoreConfig:
     Light queues:
     - With `enable_lmq`, a message is dispatched to the light queues that its property INNER_MULTI_DISPATCH names. A
       change takes effect at the next start.
+    - With `enable_lmq_quota`, a message that would create more than `max_lmq_consume_queue_num` light queues is
+      refused.
     """
 
     store_path_root_dir: Path
@@ -130,6 +132,8 @@ class StoreConfig:
     tiered_store_file_path: str = ""
     tiered_store_file_reserved_time: int = bounded(72, 0, MAX_INT)
     enable_lmq: bool = False
+    enable_lmq_quota: bool = False
+    max_lmq_consume_queue_num: int = bounded(20_000, 0, MAX_INT)
 
     def __post_init__(self) -> None:
         check_bounds(self)

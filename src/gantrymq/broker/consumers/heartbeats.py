@@ -22,9 +22,11 @@ from gantrymq.protocol.headers.offset import (
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH
 from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
+from gantrymq.store.light.light_queue import LightQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
 
@@ -261,6 +263,9 @@ class Heartbeats(Feature):
         return RemotingCommand.response(header=OffsetResponseHeader(offset=offset))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
+        if len(topic) > MAX_NAME_LENGTH:
+            # No queue has such a name, and the store would cache an empty light queue.
+            return False
         queue = self._store.find_queue(topic, queue_id)
         first = queue.unit(0) if queue is not None and queue.min_offset <= 0 else None
         return first is not None and self._store.max_physical_offset - first[0] <= self._store.in_memory_bytes
@@ -281,6 +286,8 @@ class Heartbeats(Feature):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
             )
+        if type(queue) is LightQueue and not queue.max_offset:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the light queue {header.topic} has had no message")
         if queue is not None and self._pulling.is_of_lost(queue, header.consumer_group, header.commit_offset):
             # Members get the correct offset in the response to their next pull. A tool gets an error if the group has
             # no members.

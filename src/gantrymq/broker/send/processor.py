@@ -17,7 +17,7 @@ from gantrymq.broker.replication import not_enough
 from gantrymq.broker.send.batches import BatchSends, StoredIds
 from gantrymq.broker.send.deduplication import deduplicate_id
 from gantrymq.broker.send.fast_path import PlainSends
-from gantrymq.broker.send.queues import SendQueues, check_dispatch
+from gantrymq.broker.send.queues import SendQueues
 from gantrymq.broker.send.retry_topics import RetryTopics
 from gantrymq.broker.transaction import HalfBatches, half_properties, half_queue
 from gantrymq.errors import RequestRefused, StoreBusy
@@ -175,7 +175,7 @@ class SendProcessor(Feature):
             raise not_enough()
         properties = self._complete(properties, text)
         if self._has_light_queues and "INNER_MULTI_DISPATCH\x01" in text:
-            check_dispatch(properties)
+            self._queues.check_dispatch(properties)
         if "_SYS_MSG_PRIORITY_\x01" in text:
             queue, properties = self._queues.by_priority(queue, properties)
         queue_id = queue.queue_id

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 from gantrymq.broker.append import NORMAL, NewTopics, PreallocationWaits, message_type
 from gantrymq.broker.tables import BrokerTopics, RateLimits
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.multi_dispatch import dispatch_problem, is_light_queue
+from gantrymq.protocol.multi_dispatch import dispatch_problem, is_light_queue, named_queues
 from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
@@ -36,13 +36,6 @@ def check_key(topic: str, properties: bytes) -> None:
             ResponseCode.MESSAGE_ILLEGAL,
             f"Required message key is missing: topic {topic!r} keeps the last message of each key",
         )
-
-
-def check_dispatch(properties: bytes) -> None:
-    """Raises RequestRefused if a message can't be dispatched to the light queues that it names."""
-    problem = dispatch_problem(properties, LIGHT_QUEUES_OF_MESSAGE)
-    if problem is not None:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {problem}")
 
 
 class SendQueues:
@@ -126,6 +119,31 @@ class SendQueues:
     def needs_keys(self, topic: str) -> bool:
         """Returns whether each message of a topic needs a key, because the topic is a compaction topic."""
         return topic in self._topics.compacted
+
+    def check_dispatch(self, properties: bytes) -> None:
+        """Raises RequestRefused if a message can't be dispatched to the light queues that it names."""
+        problem = dispatch_problem(properties, LIGHT_QUEUES_OF_MESSAGE)
+        if problem is not None:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {problem}")
+        if self._store.config.enable_lmq_quota:
+            self._check_quota(properties)
+
+    def _check_quota(self, properties: bytes) -> None:
+        light, most = self._store.light, self._store.config.max_lmq_consume_queue_num
+        assert light is not None
+        names = {name for name in named_queues(properties) if is_light_queue(name)}
+        if light.queue_count + len(names) <= most:
+            return
+        try:
+            new = sum(not light.queue(name).max_offset for name in names)
+        except StoreError:
+            raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the light queues are not available") from None
+        if new and light.queue_count + new > most:
+            raise RequestRefused(
+                ResponseCode.LMQ_QUOTA_EXCEEDED,
+                f"there are {light.queue_count} light queues, and the message names {new} new ones: "
+                f"maxLmqConsumeQueueNum={most}",
+            )
 
     def by_priority(self, queue: ConsumeQueue, properties: bytes) -> tuple[ConsumeQueue, bytes]:
         """Returns the queue of a message that may have a priority, and its properties.

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from gantrymq.broker.tables.execution_times import ExecutionTimes
 from gantrymq.broker.tables.transaction_counts import TransactionCounts
+from gantrymq.protocol.multi_dispatch import is_light_queue
+from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 from gantrymq.store.get_result import GetResult
 
 K = TypeVar("K")
@@ -24,6 +26,8 @@ Counts = dict[str, int]
 class BrokerStats:
     """Counts reads, acknowledgements, checkpoints and messages that consumers sent back.
 
+    With `has_light_queues`, all light queues have one key, and all light groups (`LmqBrokerStatsManager`).
+
     Attributes:
         reads: Number of reads that returned messages.
         misses: Number of reads that returned no message.
@@ -34,7 +38,8 @@ class BrokerStats:
         group_creation: Durations of the requests that create or change groups.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_light_queues: bool = False) -> None:
+        self._has_light_queues = has_light_queues
         self.reads = self.misses = 0
         self.longest_read_ms = 0
         self.dead_letters: Counter[tuple[str, str]] = Counter()
@@ -63,7 +68,7 @@ class BrokerStats:
         self.reads += 1
         counts = self._reads.get((topic, group))
         if counts is None:
-            counts = self._reads[topic, group] = [0, 0, 0, 0]
+            counts = self._reads.setdefault(self._names(topic, group), [0, 0, 0, 0])
         counts[0] += 1
         counts[1] += messages
         counts[2] += result.size
@@ -92,7 +97,16 @@ class BrokerStats:
 
     def _add(self, kind: str, topic: str, group: str, count: int) -> None:
         counts = self._counts.setdefault(kind, {})
-        counts[topic, group] = counts.get((topic, group), 0) + count
+        names = self._names(topic, group)
+        counts[names] = counts.get(names, 0) + count
+
+    def _names(self, topic: str, group: str) -> tuple[str, str]:
+        if not self._has_light_queues:
+            return topic, group
+        return (
+            LIGHT_QUEUE_PREFIX if is_light_queue(topic) else topic,
+            LIGHT_QUEUE_PREFIX if is_light_queue(group) else group,
+        )
 
     def forget(self, is_deleted: Callable[[str, str], bool]) -> None:
         """Removes the counts of each topic and group for which `is_deleted(topic, group)` returns true."""

@@ -15,15 +15,18 @@ from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables.discards import Discards
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.errors import BodyError, RequestRefused, StoreError
-from gantrymq.limits import LIGHT_OFFSETS
+from gantrymq.limits import LIGHT_OFFSETS_BYTES
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
+from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.system import files
 
 OFFSETS_FILE = "consumerOffset.json"
 _SEPARATOR = "@"
+#: Length of an encoded offset, with a colon and a comma.
+_OFFSET_LENGTH = 21
 
 
 class OffsetTable(msgspec.Struct, rename="camel"):
@@ -41,10 +44,16 @@ class ConsumerOffsets(Feature):
     """Stores the offsets of all groups in memory and writes them every `flushConsumerOffsetInterval`.
 
     Administrative requests wait for `written` before the response.
+
+    With `light_queues`, the offsets of light groups in light queues have a table of their own, which takes less memory.
+    Without, such groups and topics are ordinary ones. `load` and `copy` move the offsets to the table that is used.
     """
 
-    def __init__(self, path: Path, *, persistence: TablePersistence) -> None:
+    def __init__(self, path: Path, *, persistence: TablePersistence, light_queues: LightQueues | None = None) -> None:
         self._file = persistence.file(path, self._encode_file, follows_log=True)
+        self._light_queues = light_queues
+        #: Size of the encoded `lmq_offset_table`, in bytes.
+        self._light_bytes = 0
         self._table = OffsetTable()
         #: Indexes: topic -> groups, and group -> topics.
         self._groups: dict[str, set[str]] = {}
@@ -52,8 +61,10 @@ class ConsumerOffsets(Feature):
 
     def load(self) -> None:
         table = self._file.load(OffsetTable) or self._table
+        self._separate(table)
         table.offset_table = _without_negative(table.offset_table)
         self._table = table
+        self._light_bytes = sum(map(_light_size, table.lmq_offset_table))
         for key in self._table.offset_table:
             topic, _, group = key.partition(_SEPARATOR)
             self._added(topic, group)
@@ -65,21 +76,23 @@ class ConsumerOffsets(Feature):
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Returns the next offset to consume; None if the group has committed no offset."""
         key = f"{topic}{_SEPARATOR}{group}"
+        if self._light_queues is not None and _is_light(topic, group, queue_id):
+            return self._table.lmq_offset_table.get(key)
         queues = self._table.offset_table.get(key)
-        if queues is None:
-            return self._table.lmq_offset_table.get(key) if queue_id == LIGHT_QUEUE_ID else None
-        return queues.get(queue_id)
+        return None if queues is None else queues.get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Sets the next offset to consume. It may be lower than before.
 
-        Raises RequestRefused if the group and the queue are light, and there are too many offsets of such groups.
+        If the group and the queue are light, and the queue has never had a message, the offset is not stored. Raises
+        RequestRefused if there are too many offsets of light groups.
         """
         key = f"{topic}{_SEPARATOR}{group}"
-        queues = self._table.offset_table.get(key)
-        if queues is None and _is_light(topic, group, queue_id):
-            self._commit_light(key, offset)
+        if self._light_queues is not None and _is_light(topic, group, queue_id):
+            if key in self._table.lmq_offset_table or self._light_queues.queue(topic).max_offset:
+                self._commit_light(key, offset)
             return
+        queues = self._table.offset_table.get(key)
         if queues is None:
             queues = self._table.offset_table[key] = {}
             self._added(topic, group)
@@ -87,12 +100,36 @@ class ConsumerOffsets(Feature):
         self._file.changed()
 
     def _commit_light(self, key: str, offset: int) -> None:
-        # A million light groups would take gigabytes in `offset_table` and its indexes.
+        # Many light groups would take gigabytes in `offset_table` and its indexes.
         table = self._table.lmq_offset_table
-        if key not in table and len(table) >= LIGHT_OFFSETS:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"there are {len(table)} offsets of light groups already")
+        if key not in table:
+            size = _light_size(key)
+            if self._light_bytes + size > LIGHT_OFFSETS_BYTES:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"the {len(table)} offsets of light groups take {self._light_bytes} of at most "
+                    f"{LIGHT_OFFSETS_BYTES} bytes: delete groups",
+                )
+            self._light_bytes += size
         table[key] = offset
         self._file.changed()
+
+    def _separate(self, table: OffsetTable) -> None:
+        """Moves the offsets of light groups in light queues to the table that this broker uses for them."""
+        light = {key: offset for key, offset in table.lmq_offset_table.items() if offset >= 0}
+        if self._light_queues is None:
+            for key, offset in light.items():
+                table.offset_table.setdefault(key, {})[LIGHT_QUEUE_ID] = offset
+            light = {}
+        else:
+            for key in [key for key in table.offset_table if _is_light(*_names(key), LIGHT_QUEUE_ID)]:
+                queues = table.offset_table[key]
+                ordinary = queues.pop(LIGHT_QUEUE_ID, -1)
+                if ordinary >= 0:
+                    light.setdefault(key, ordinary)
+                if not queues:
+                    del table.offset_table[key]
+        table.lmq_offset_table = light
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, log_end: int) -> None:
         """Sets an offset by request of an administrator. The group's earlier pops in this queue are discarded.
@@ -129,9 +166,10 @@ class ConsumerOffsets(Feature):
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """Returns the group's offsets in a topic, by queue id."""
         key = f"{topic}{_SEPARATOR}{group}"
+        queues = dict(self._table.offset_table.get(key, {}))
         if key in self._table.lmq_offset_table:
-            return {LIGHT_QUEUE_ID: self._table.lmq_offset_table[key]}
-        return dict(self._table.offset_table.get(key, {}))
+            queues[LIGHT_QUEUE_ID] = self._table.lmq_offset_table[key]
+        return queues
 
     def topics_of(self, group: str) -> set[str]:
         """Returns the topics in which a group has offsets."""
@@ -151,12 +189,17 @@ class ConsumerOffsets(Feature):
         return groups
 
     def clone(self, source: str, destination: str, topic: str) -> None:
-        """Copies the offsets of `source` in a topic to `destination`. Changes nothing if `source` has none."""
-        queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
-        if queues is not None:
-            self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
+        """Copies the offsets of `source` in a topic to `destination`. Changes nothing if `source` has none.
+
+        Raises RequestRefused as `commit` does.
+        """
+        queues = self.queues(source, topic)
+        if f"{topic}{_SEPARATOR}{source}" in self._table.offset_table:
+            self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = {}
             self._added(topic, destination)
             self._file.changed()
+        for queue_id, offset in queues.items():
+            self.commit(destination, topic, queue_id, offset)
 
     def copy(self, master: OffsetTable) -> None:
         """Copies the offsets of the master's table.
@@ -167,6 +210,7 @@ class ConsumerOffsets(Feature):
         own, discards = self._table.discards, master.discards
         deleted = {topic for topic, at in discards.deleted_topics.items() if at > own.deleted_topics.get(topic, 0)}
         self._remove_all(deleted)
+        self._separate(master)
         table, is_changed = self._table.offset_table, own != discards
         self._table = msgspec.structs.replace(self._table, discards=discards)
         for key, queues in _without_negative(master.offset_table).items():
@@ -175,10 +219,13 @@ class ConsumerOffsets(Feature):
                 topic, _, group = key.partition(_SEPARATOR)
                 self._added(topic, group)
                 is_changed = True
-        light = {key: offset for key, offset in master.lmq_offset_table.items() if offset >= 0}
-        if self._table.lmq_offset_table | light != self._table.lmq_offset_table:
-            self._table.lmq_offset_table.update(light)
-            is_changed = True
+        light = self._table.lmq_offset_table
+        for key, offset in master.lmq_offset_table.items():
+            if light.get(key) != offset:
+                if key not in light:
+                    self._light_bytes += _light_size(key)
+                light[key] = offset
+                is_changed = True
         if is_changed:
             self._file.changed()
 
@@ -187,6 +234,7 @@ class ConsumerOffsets(Feature):
 
         If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped.
         """
+        self._separate(other)
         deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
             topic, _, group = key.partition(_SEPARATOR)
@@ -197,6 +245,9 @@ class ConsumerOffsets(Feature):
                 if own is None or offset > own:
                     self.commit(group, topic, queue_id, offset)
         for key, offset in other.lmq_offset_table.items():
+            topic, _ = _names(key)
+            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+                continue
             if offset > self._table.lmq_offset_table.get(key, -1):
                 self._commit_light(key, offset)
 
@@ -230,6 +281,8 @@ class ConsumerOffsets(Feature):
     def _remove(self, topic: str, group: str) -> None:
         key = f"{topic}{_SEPARATOR}{group}"
         if self._table.lmq_offset_table.pop(key, None) is not None:
+            self._light_bytes -= _light_size(key)
+            self._table.discards.resets.pop(key, None)
             self._file.changed()
         if key not in self._table.offset_table:
             return
@@ -270,6 +323,16 @@ def read_deleted_topics(directory: Path) -> dict[str, int]:
 
 def _is_light(topic: str, group: str, queue_id: int) -> bool:
     return queue_id == LIGHT_QUEUE_ID and is_light_queue(group) and is_light_queue(topic)
+
+
+def _names(key: str) -> tuple[str, str]:
+    """Returns topic and group. The names of light queues can contain the separator."""
+    topic, _, group = key.rpartition(_SEPARATOR)
+    return topic, group
+
+
+def _light_size(key: str) -> int:
+    return len(encode_json(key)) + _OFFSET_LENGTH
 
 
 def _without_negative(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from gantrymq.protocol.multi_dispatch import is_light_queue
+from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult
+from gantrymq.store.light.light_queue import LightQueue
 
 
 @dataclass(slots=True)
@@ -22,6 +25,9 @@ class Delivery:
 
 class Deliveries:
     """Counts deliveries by topic and group. The counts of deleted topics stay, so that no counter decreases.
+
+    All light queues are counted together, as one topic without read positions and lags, because there can be millions.
+    The same holds for light groups that read them.
 
     Attributes:
         table: (topic, group) -> deliveries.
@@ -47,6 +53,9 @@ class Deliveries:
         key = (queue.topic, group)
         delivery = self.table.get(key)
         if delivery is None:
+            if type(queue) is LightQueue:
+                self._add_light(group, result)
+                return
             delivery = self.table[key] = Delivery()
         delivery.messages += result.message_count
         delivery.size += result.size
@@ -54,9 +63,15 @@ class Deliveries:
         if self._lag_of is not None:
             self.record_lag(queue, group, result.next_begin_offset)
 
+    def _add_light(self, group: str, result: GetResult) -> None:
+        key = (LIGHT_QUEUE_PREFIX, LIGHT_QUEUE_PREFIX if is_light_queue(group) else group)
+        delivery = self.table.setdefault(key, Delivery())
+        delivery.messages += result.message_count
+        delivery.size += result.size
+
     def record_lag(self, queue: ConsumeQueue, group: str, offset: int) -> None:
         """Records the lag of a group whose next offset to read is `offset`, if lags are recorded."""
-        if self._lag_of is not None:
+        if self._lag_of is not None and type(queue) is not LightQueue:
             self.lags[queue.topic, group, queue.queue_id] = self._lag_of(queue, offset)
 
     def forget_positions(self, topic: str, group: str, queue_ids: Collection[int]) -> None:

@@ -11,7 +11,7 @@ from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import PERM_READ
-from gantrymq.protocol.multi_dispatch import is_light_queue
+from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH, is_light_queue
 from gantrymq.protocol.topic_name import PREDEFINED_GROUPS, SYSTEM_GROUP_PREFIX, group_problem
 
 __all__ = ["SubscriptionGroupConfig", "SubscriptionGroupTable"]
@@ -51,6 +51,8 @@ class SubscriptionGroupTable(Feature):
         """Returns a group, or None. Unlike `get`, it creates no group. With `enableLmq`, all light groups exist."""
         config = self._table.subscription_group_table.get(group)
         if config is None and self._has_light_queues and is_light_queue(group):
+            if len(group.encode()) > MAX_NAME_LENGTH:
+                return None
             return SubscriptionGroupConfig(group)
         return config
 

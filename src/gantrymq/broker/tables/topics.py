@@ -21,7 +21,7 @@ from gantrymq.protocol.bodies.topic_config import (
     TopicConfigTable,
 )
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.multi_dispatch import is_light_queue
+from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH, is_light_queue
 from gantrymq.protocol.topic_name import (
     AUTO_CREATE_TOPIC,
     BENCHMARK_TOPIC,
@@ -114,6 +114,8 @@ class BrokerTopics(Feature):
         """Returns a topic, or None. With `enableLmq`, each light queue is a topic with one queue."""
         config = self._table.topic_config_table.get(topic)
         if config is None and self._has_light_queues and is_light_queue(topic):
+            if len(topic.encode()) > MAX_NAME_LENGTH:
+                return None
             return TopicConfig(topic, 1, 1, PERM_READ | PERM_WRITE)
         return config
 

@@ -135,6 +135,7 @@ class HalfBatches:
             born_host(connection),
             options.reconsume_times,
         )
+        has_light_queues = self._appender.store.light is not None
         messages = decode_batch(request.body)
         while some := _some_of(messages):
             if len(batch) + len(some) > MAX_BATCH_MESSAGES:
@@ -145,6 +146,9 @@ class HalfBatches:
             for flag, body, own in some:
                 if is_special:
                     own = _without_special(own)
+                if has_light_queues and b"INNER_MULTI_DISPATCH\x01" in own:
+                    # The messages of a batch are not dispatched. Without the property, none is at its commit.
+                    own = without_property(own, b"INNER_MULTI_DISPATCH")
                 own = self._own(own)
                 code = tags_code(find_property(own, b"TAGS") or b"") if b"TAGS\x01" in own else 0
                 if len(own) + len(end) > MAX_HALF_PROPERTIES_LENGTH:

@@ -271,6 +271,11 @@ class LightQueues:
         queue.correct_min_offset(self._log.min_offset)
         queue.set_recovered(self._recovered_at)
 
+    @property
+    def queue_count(self) -> int:
+        """Number of light queues that have had a message."""
+        return self._next_id - 1
+
     def take_arrived(self) -> Collection[LightQueue]:
         """Returns the light queues that have received messages since the last call."""
         arrived, self._arrived = self._arrived, {}
