@@ -6,7 +6,6 @@ is replaced: the class of this name in rocketmq-test/src returns stand-ins for t
 
 from __future__ import annotations
 
-import json
 import subprocess
 import zipfile
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from junit_results import Tests, tests_of
 from proxies import gantry_proxy
 from servers import BUILDS, JAVA_OPENS, gantry_broker, gantry_namesrv, java_command
 
@@ -80,8 +80,6 @@ _NOT_RUN = {
     "schema": ("SchemaTest", "the class compares Apache's own classes with files"),
     "statictopic": ("StaticTopicIT", "the broker refuses static topics"),
 }
-#: The tests of a class: the lines of RunClass.
-Tests = list[dict[str, str]]
 #: Number of classes that run at the same time.
 _AT_ONCE = 4
 #: The number of brokers that the classes expect.
@@ -164,10 +162,11 @@ def _run_jvm(suite_class: str, properties: Mapping[str, object], directory: Path
     )
     results, log = directory / "results.jsonl", directory / "junit.log"
     with results.open("wb") as output, log.open("wb") as errors:
-        subprocess.run(command, cwd=directory, stdout=output, stderr=errors, timeout=_CLASS_TIMEOUT_S)
-    tests = [json.loads(line) for line in results.read_text().splitlines() if line.startswith('{"name":')]
-    assert tests, log.read_text(errors="replace")[-4000:]
-    return tests
+        done = subprocess.run(command, cwd=directory, stdout=output, stderr=errors, timeout=_CLASS_TIMEOUT_S)
+    try:
+        return tests_of(results.read_text(errors="replace"), done.returncode)
+    except ValueError as e:
+        pytest.fail(f"{e}:\n{log.read_text(errors='replace')[-4000:]}")
 
 
 @pytest.mark.parametrize("suite_class", _names_not_run())

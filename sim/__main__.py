@@ -54,7 +54,7 @@ def main() -> int:
     if args.shrink and (args.trace or args.timeline):
         parser.error("--shrink makes many runs: have the trace and the timeline of the plan that it ends with")
     if args.out is not None and (args.seed is not None or args.speed or args.first or args.planted):
-        parser.error("--out is of all seeds or all planted bugs: leave --seed, --speed, --first and WORDS out")
+        parser.error("--out needs a run of all seeds or all planted bugs: omit --seed, --speed, --first and WORDS")
     if args.shrink:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -75,6 +76,23 @@ def test_results_are_kept(matrix: ModuleType, tmp_path: Path) -> None:
     matrix.save({"4.1": matrix.VersionResult("4.1.4"), "4.0": result}, tmp_path / "results.json")
     found = matrix.load(tmp_path / "results.json")
     assert list(found.items()) == [("4.0", result), ("4.1", matrix.VersionResult("4.1.4"))]
+
+
+def test_runs_at_the_same_time_lose_no_results(
+    matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "HOME", tmp_path / "environments")
+    matrix.HOME.mkdir()
+
+    def run(number: int) -> None:
+        with matrix.changes(tmp_path / "results.json") as results:
+            result = results.setdefault(matrix.VERSIONS[number % 2], matrix.VersionResult())
+            result.files[f"test_{number}.py"] = matrix.FileResult(passed=1)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(run, range(80)))
+    found = matrix.load(tmp_path / "results.json")
+    assert [len(result.files) for result in found.values()] == [40, 40]
 
 
 @pytest.mark.parametrize("page", ["docs/versions.md", "docs/zh/versions.md"])

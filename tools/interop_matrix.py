@@ -62,6 +62,7 @@ class Language(NamedTuple):
     run_columns: tuple[str, ...]
     conditions: str
     classes: str
+    about_classes: str
     class_columns: tuple[str, ...]
     reasons: Mapping[str, str]
 
@@ -90,6 +91,8 @@ ENGLISH = Language(
     run_columns=("module", "result", "not run because", "commit", "date"),
     conditions="Machines and versions:",
     classes="Classes of Apache's integration tests",
+    about_classes="`grpc.v2.OutsideProxyGrpcIT` is a class of GantryMQ. It runs Apache's `grpc.v2.ClusterGrpcIT` with "
+    "GantryMQ's proxy.\nAll other classes are Apache's.",
     class_columns=("class", "result", "not run because"),
     reasons={},
 )
@@ -112,6 +115,8 @@ CHINESE = Language(
     run_columns=("模块", "结果", "未运行的原因", "提交", "日期"),
     conditions="机器与版本：",
     classes="Apache 集成测试的类",
+    about_classes="`grpc.v2.OutsideProxyGrpcIT` 是 GantryMQ 的类，用 GantryMQ 的 Proxy 运行 Apache 的 "
+    "`grpc.v2.ClusterGrpcIT`。其他类都来自 Apache。",
     class_columns=("类", "结果", "未运行的原因"),
     reasons={NEVER_RUN: "从未运行"},
 )
@@ -305,7 +310,7 @@ def section(results: Json, language: Language) -> str:
         of_version = {case: counts for case, counts in sums.items() if case[2] == version}
         parts += _tables(of_version, version, language) or [f"{language.nothing}\n"]
     if classes := _classes(results, language):
-        parts += [f"### {language.classes}\n", table(language.class_columns, classes)]
+        parts += [f"### {language.classes}\n", f"{language.about_classes}\n", table(language.class_columns, classes)]
     parts += [f"### {language.runs}\n", table(language.run_columns, _runs(results, language))]
     if found := _conditions(results):
         parts += [f"{language.conditions}\n", found]

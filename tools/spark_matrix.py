@@ -19,6 +19,7 @@ Results are in tests/spark/matrix_results.json. The table contains all of them a
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import re
@@ -27,7 +28,8 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -142,8 +144,21 @@ def load(path: Path) -> dict[str, VersionResult]:
 
 
 def save(results: dict[str, VersionResult], path: Path) -> None:
+    """Replaces the stored results. A stopped run leaves a complete file."""
     stored = {version: asdict(results[version]) for version in VERSIONS if version in results}
-    path.write_text(json.dumps(stored, indent=1) + "\n")
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(stored, indent=1) + "\n")
+    temporary.replace(path)
+
+
+@contextmanager
+def changes(path: Path) -> Iterator[dict[str, VersionResult]]:
+    """Yields the stored results, and stores them with the caller's changes. Other processes wait meanwhile."""
+    with (HOME / "results.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = load(path)
+        yield results
+        save(results, path)
 
 
 def main() -> None:
@@ -243,27 +258,28 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
 def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
     python = environment(version)
     run([ROOT / "native" / "build", HOME / version])
-    result = load(RESULTS).get(version, VersionResult())
-    result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
+    known_files = load(RESULTS).get(version, VersionResult()).files
+    spark_version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
     stamps = "".join((HOME / version / name).read_text() for name in ("stamp", "native-stamp"))
-    of_all = digest(common_inputs()) + stamps + result.version
+    of_all = digest(common_inputs()) + stamps + spark_version
     commit = output(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"])
     runs = test_runs()
-    result.files = {name: known for name, known in result.files.items() if name in runs}
     for name, file in runs.items():
         with_many = name != file.name
         inputs = hashlib.sha256((of_all + digest([file])).encode()).hexdigest()[:16]
-        known = result.files.get(name)
+        known = known_files.get(name)
         is_known = known is not None and known.inputs == inputs and not known.failed
         if wanted not in file.name or (is_known and not anew) or (with_many and not kills):
             continue
         started = time.monotonic()
         of_file = run_file(python, version, file, many_kills=with_many)
         of_file.inputs, of_file.commit = inputs, commit
-        result.files[name] = of_file
-        # Another process may run another version.
-        save(load(RESULTS) | {version: result}, RESULTS)
-        say(f"Spark {result.version}: {name}: {cell([of_file])} in {time.monotonic() - started:.0f} s")
+        # Another process may run other files or versions.
+        with changes(RESULTS) as results:
+            files = results[version].files if version in results else {}
+            files = {name: known for name, known in files.items() if name in runs} | {name: of_file}
+            results[version] = VersionResult(spark_version, files)
+        say(f"Spark {spark_version}: {name}: {cell([of_file])} in {time.monotonic() - started:.0f} s")
 
 
 def test_runs() -> dict[str, Path]:

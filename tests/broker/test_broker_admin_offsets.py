@@ -94,6 +94,17 @@ async def test_consume_stats(peer: Peer) -> None:
     assert (await stats(topic_list="orders")).total_diff == 1
 
 
+async def test_a_pull_at_the_end_shows_the_messages_in_flight(peer: Peer) -> None:
+    """After a restart of the broker, a consumer waits at the end of a queue whose messages it has not consumed yet."""
+    await send(peer, 3)
+    await commit(peer, 1)
+    assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
+    response = await peer.ask(
+        RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="consumers", topic="orders")
+    )
+    assert ConsumeStats.decode(response.body).inflight_total_diff == 2
+
+
 async def test_offset_beyond_the_end_breaks_no_stats(peer: Peer) -> None:
     await send(peer, 1)
     await commit(peer, 2**63 - 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from threading import Event
 
@@ -10,8 +12,9 @@ import pytest
 
 from gantrymq.cli.main import run
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.record import MAGIC_V1, decode_record, encode_again, encode_host
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.dump import dump_compaction_log
 from gantrymq.store.message_store import MessageStore
 
 HOST = encode_host("127.0.0.1", 1)
@@ -82,7 +85,66 @@ def test_the_end_of_a_full_file_is_no_damage(file: Path, capsys: pytest.CaptureF
     assert warnings == ""
 
 
+def test_a_list_without_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    assert dumped(tmp_path / "empty", capsys) == ([], "")
+    assert run(["admin", "dumpCompactionLog", "-f", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out.startswith("Message ID")
+
+
+def test_the_size_of_a_record_is_limited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has enough bytes for the claimed size, but uses no disk space."""
+    path, claimed = tmp_path / "large", 17 * 1024 * 1024
+    with path.open("wb") as large:
+        large.write(claimed.to_bytes(4, "big") + MAGIC_V1.to_bytes(4, "big"))
+        large.truncate(claimed)
+    messages, warnings = dumped(path, capsys)
+    assert messages == []
+    assert f"{path} has no record at 0: the rest of the file is not read" in warnings
+
+
+def test_a_record_that_ends_after_the_file_is_left_out(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such a file is left by a crash, or by a broker that cuts it off meanwhile."""
+    data = file.read_bytes()
+    size = int.from_bytes(data[:4], "big")
+    file.write_bytes(data[: size + 10])
+    messages, warnings = dumped(file, capsys)
+    assert [one["queueOffset"] for one in messages] == [0]
+    assert f"{file} has a damaged record at {size}, which is left out" in warnings
+
+
+def test_messages_are_printed_while_the_file_is_read(file: Path) -> None:
+    """The output starts before the end of the file, so that memory does not depend on the number of messages."""
+    record = file.read_bytes()[: int.from_bytes(file.read_bytes()[:4], "big")]
+    dump = dump_compaction_log(file, pytest.fail)
+    next(dump)
+    file.write_bytes(record)
+    assert list(dump) == []
+
+
+@pytest.mark.parametrize("json_option", [[], ["--json"]])
+def test_a_large_file_takes_little_memory(json_option: list[str], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 messages of 1 MiB."""
+    first = decode_record(file.read_bytes())
+    record = encode_again(first._replace(body=b"x" * (1 << 20)))
+    with file.open("wb") as large:
+        for _ in range(40):
+            large.write(record)
+    with open(os.devnull, "w") as nothing:
+        monkeypatch.setattr("sys.stdout", nothing)
+        tracemalloc.start()
+        try:
+            assert run(["admin", "dumpCompactionLog", "-f", str(file), *json_option]) == 0
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 60 << 20
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none", "No such file or directory")):
+    os.mkfifo(tmp_path / "pipe")
+    reasons = {".": "not a regular file", "pipe": "not a regular file", "none": "No such file or directory"}
+    for name, reason in reasons.items():
+        path = tmp_path / name
         assert run(["admin", "dumpCompactionLog", "-f", str(path)]) == 1
         assert f"can't read {path}: {reason}" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_a_run_has_its_conditions(tmp_path: Path) -> None:
 def test_a_part_is_no_result(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = sim(*options, "--out", tmp_path / "simulator.json")
     assert done.returncode == 2
-    assert "--out is of all seeds or all planted bugs" in done.stderr
+    assert "--out needs a run of all seeds or all planted bugs" in done.stderr
     assert not any(tmp_path.iterdir())
 
 

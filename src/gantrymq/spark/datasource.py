@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -80,14 +82,18 @@ def register(spark: SparkSession) -> None:
     queueOffset, storeTimestamp and tags reduce the messages that a query reads (Spark 4.1 and later). The setting is
     off by default: Spark keeps the conditions of a DataFrame's first query, so that later queries of the DataFrame lack
     rows. While the setting is off, Spark rejects readers that support such conditions.
+
+    Raises AnalysisException if Spark 4.0 has another data source of one of these names.
     """
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     for source in (RocketMQPushdownDataSource if pushes else RocketMQDataSource, RocketMQStoreDataSource):
         try:
             spark.dataSource.register(source)
         except AnalysisException as e:
-            # Spark 4.0 keeps the sources that it has found itself: the same classes, in `pyspark_rocketmq`.
-            if e.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            # Spark 4.0 keeps the sources that it has found itself: the same classes, in modules such as
+            # `pyspark_rocketmq`. If there is no such module, it has a source of another package.
+            found_by_spark = find_spec("pyspark_" + source.name().replace("-", "_")) is not None
+            if e.getCondition() != "DATA_SOURCE_ALREADY_EXISTS" or not found_by_spark:
                 raise
 
 

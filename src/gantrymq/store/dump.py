@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from struct import Struct
 
 from gantrymq.errors import CompressionError, RecordError, StoreError
+from gantrymq.protocol.command import MAX_FRAME_LENGTH
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, decode_record
 from gantrymq.store.config import StoreConfig
@@ -18,6 +20,8 @@ from gantrymq.system import files
 
 #: Size and magic number of a record.
 _HEAD = Struct(">iI")
+#: Maximum size of a record of a compaction log, in bytes. A broker receives and sends a message in one frame.
+_MAX_RECORD_SIZE = MAX_FRAME_LENGTH
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,18 +74,22 @@ def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
 def dump_compaction_log(path: Path, on_damage: Callable[[str], None]) -> Iterator[MessageExt]:
     """Yields the messages of one file of a compaction log, in their order (`DumpCompactionLogCommand`).
 
-    If a body can't be decompressed, it is returned as stored. A damaged record is left out. `on_damage` is called with
-    a description of it, and of the position at which no record follows. Raises StoreError if the file can't be read.
+    At most one record is in memory. If a body can't be decompressed, it is returned as stored. A record with a wrong
+    checksum is left out, and an invalid size or magic number ends the messages. `on_damage` is called with a
+    description of either. Raises StoreError if the file can't be read or is not a regular file.
     """
     try:
-        fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
+        # Without O_NONBLOCK, opening a named pipe waits for a writer.
+        fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC | files.O_NONBLOCK)
         try:
-            length, position = files.stat(path).st_size, 0
-            while position + _HEAD.size <= length:
-                size, magic = _HEAD.unpack(files.pread(fd, _HEAD.size, position))
+            if not S_ISREG(files.fstat(fd).st_mode):
+                raise StoreError(f"can't read {path}: not a regular file")
+            position = 0
+            while len(head := files.pread(fd, _HEAD.size, position)) == _HEAD.size:
+                size, magic = _HEAD.unpack(head)
                 if not size or magic == MAGIC_BLANK:
                     return
-                if magic not in (MAGIC_V1, MAGIC_V2) or not BLANK_SIZE < size <= length - position:
+                if magic not in (MAGIC_V1, MAGIC_V2) or not BLANK_SIZE < size <= _MAX_RECORD_SIZE:
                     on_damage(f"{path} has no record at {position}: the rest of the file is not read")
                     return
                 try:

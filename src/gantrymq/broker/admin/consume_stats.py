@@ -22,7 +22,10 @@ _GROUPS_AT_ONCE = 100
 
 
 class ConsumeProgress(Feature):
-    """Computes lag from the offsets that groups have committed, and messages in flight from those that they read."""
+    """Computes lag from the offsets that groups have committed, and messages in flight from those that they read.
+
+    For pops, Java's PopMessageProcessor records no read offset, and PopConsumerService none of pops in order.
+    """
 
     def __init__(self, context: BrokerContext, *, runtime: RuntimeInfo) -> None:
         self._long_requests = context.long_requests

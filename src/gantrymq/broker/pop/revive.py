@@ -98,13 +98,12 @@ class PopRevive:
 
     def start(self) -> None:
         """Starts to read each queue after the committed offset of REVIVE_GROUP."""
-        now_ms = clock.now_ms()
         self.stop()
         for queue_id in range(self._log.queue_nums):
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
             # A power failure can remove the end of the log. Its offsets are then assigned to new records.
             end = self._store.queue(self._log.topic, queue_id).max_offset
-            self.queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
+            self.queues.append(ReviveQueue(0 if done is None else min(done + 1, end)))
 
     def stop(self) -> None:
         """Drops the progress, because a broker can become master more than once."""
@@ -172,7 +171,6 @@ class PopRevive:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _read(self, queue: ReviveQueue, source: ConsumeQueue) -> None:
-        now_ms = clock.now_ms()
         wants_checkpoints = queue.wants_checkpoints
         for next_offset, record in self._reader.records(source, queue.read_offset, _BATCH):
             deliver_ms = 0
@@ -182,7 +180,7 @@ class PopRevive:
                 except BodyError as e:
                     self._reader.skip(source, record.queue_offset, record.physical_offset, e)
                 deliver_ms = _deliver_time(record)
-            queue.read_to(next_offset, deliver_ms, now_ms)
+            queue.read_to(next_offset, deliver_ms)
             if queue.wants_checkpoints != wants_checkpoints:
                 # The following records are read from another offset.
                 return

@@ -1,6 +1,7 @@
 """The state of one queue of the revive log: the checkpoints that have been read and are not revived yet.
 
-A checkpoint waits until the log has been read past its time. All its acknowledgements are then known.
+A checkpoint waits until the log has been read past its time. All its acknowledgements are then known. If the log ends
+earlier, the checkpoint waits until the timer has delivered all records that are due, as in `consumeReviveMessage`.
 
 At most `limit` checkpoints are in memory. At the limit, only acknowledgements are read until all these checkpoints are
 revived. Then reading continues from the offset at which the limit was reached. Java keeps all checkpoints that it reads
@@ -22,8 +23,6 @@ from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 LIMIT = 8192
 #: A checkpoint waits until the log is read this far past its time, in ms, because the timer is exact only to a second.
 _ACK_GRACE_MS = 2000
-#: If the timer is late, and the log has no new record for this time, in ms, it counts as read up to the current time.
-_IDLE_MS = 3000
 
 
 @dataclass(slots=True)
@@ -46,12 +45,10 @@ class WaitingPop:
 class ReviveQueue:
     """The state of one queue of the revive log. All records before `next_offset` have been read."""
 
-    def __init__(self, next_offset: int, now_ms: int, limit: int = LIMIT) -> None:
+    def __init__(self, next_offset: int, limit: int = LIMIT) -> None:
         self.next_offset = next_offset
         self._limit = limit
-        #: Time of the last read.
-        self._read_ms = now_ms
-        #: All records with a delivery time up to this one have been read.
+        #: All records with a delivery time up to this one have been read, if this time is not in the future.
         self._log_ms = 0
         self._waiting: OrderedDict[PopKey, WaitingPop] = OrderedDict()
         #: While only acknowledgements are read: the next offset to read, and `_log_ms` at the limit. Otherwise None.
@@ -93,9 +90,8 @@ class ReviveQueue:
             if offset in places:
                 waiting.acked |= 1 << places.index(offset)
 
-    def read_to(self, offset: int, deliver_ms: int, now_ms: int) -> None:
+    def read_to(self, offset: int, deliver_ms: int) -> None:
         """Sets `offset` as the next offset to read. `deliver_ms` is the delivery time of the record before it."""
-        self._read_ms = now_ms
         self._log_ms = max(self._log_ms, deliver_ms)
         if self._ahead is not None:
             self._ahead = offset, self._ahead[1]
@@ -117,8 +113,8 @@ class ReviveQueue:
         """
         if not self._waiting:
             return None
-        if is_complete or now_ms - self._read_ms >= _IDLE_MS:
-            self._log_ms = max(self._log_ms, now_ms)
+        # A time in the future is from before the clock was set back: records of times up to it can still be written.
+        self._log_ms = now_ms if is_complete else min(self._log_ms, now_ms)
         first = next(iter(self._waiting.values()))
         return None if self._log_ms - first.revive_ms <= _ACK_GRACE_MS else first
 

@@ -319,11 +319,8 @@ class PullProcessor(Feature):
             limits.take(result.message_count, result.size)
         if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and queue.recovered_end is None:
             self._go_to_begin_of_new_topic(result, header.topic)
-        if result.next_begin_offset != header.queue_offset:
-            self._deliveries.add(queue, header.consumer_group, result)
-        else:
-            # A consumer that skips to the end of the queue has no lag.
-            self._deliveries.record_lag(queue, header.consumer_group, header.queue_offset)
+        # Also without a message: after a restart, a consumer can wait at the end and have messages in flight.
+        self._deliveries.add(queue, header.consumer_group, result)
         if self.reused_offsets is not None:
             self.reused_offsets.answered(queue, header.consumer_group, result.next_begin_offset)
         return result

@@ -49,7 +49,7 @@ class Deliveries:
             self.lags.clear()
 
     def add(self, queue: ConsumeQueue, group: str, result: GetResult) -> None:
-        """Counts the messages of a queue that `group` gets or skips."""
+        """Counts the messages of a queue that `group` gets or skips, and records the next offset that it reads."""
         key = (queue.topic, group)
         delivery = self.table.get(key)
         if delivery is None:
@@ -61,18 +61,13 @@ class Deliveries:
         delivery.size += result.size
         delivery.read_to[queue.queue_id] = result.next_begin_offset
         if self._lag_of is not None:
-            self.record_lag(queue, group, result.next_begin_offset)
+            self.lags[queue.topic, group, queue.queue_id] = self._lag_of(queue, result.next_begin_offset)
 
     def _add_light(self, group: str, result: GetResult) -> None:
         key = (LIGHT_QUEUE_PREFIX, LIGHT_QUEUE_PREFIX if is_light_queue(group) else group)
         delivery = self.table.setdefault(key, Delivery())
         delivery.messages += result.message_count
         delivery.size += result.size
-
-    def record_lag(self, queue: ConsumeQueue, group: str, offset: int) -> None:
-        """Records the lag of a group whose next offset to read is `offset`, if lags are recorded."""
-        if self._lag_of is not None and type(queue) is not LightQueue:
-            self.lags[queue.topic, group, queue.queue_id] = self._lag_of(queue, offset)
 
     def forget_positions(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
         """Removes the read positions and lags of a group in these queues, because the group was reset."""

@@ -19,14 +19,14 @@ import typer
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.admin.confirmation import Confirmation, DryRun, Yes
 from gantrymq.cli.admin.examples import EXAMPLES
-from gantrymq.cli.admin.output import Output, write
+from gantrymq.cli.admin.output import Output, RowStream, write
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
 from gantrymq.cli.target import find_target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError, GantryError
 
 P = ParamSpec("P")
-AdminCommand = Callable[Concatenate[AdminClient, P], Awaitable[Output]]
+AdminCommand = Callable[Concatenate[AdminClient, P], Awaitable[Output | RowStream]]
 
 # The client's log lines are suppressed: a failed command prints its error as one line.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
@@ -99,7 +99,7 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
 
 
 async def _run(
-    function: Callable[..., Awaitable[Output]], admin: AdminClient, json: bool, values: dict[str, Any]
+    function: Callable[..., Awaitable[Output | RowStream]], admin: AdminClient, json: bool, values: dict[str, Any]
 ) -> None:
     async with admin:
         while True:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.command import Topic, command
-from gantrymq.cli.admin.output import Output, Table, human_time, listing, table, warn
+from gantrymq.cli.admin.output import Column, Output, RowStream, Table, human_time, listing, table, warn
 from gantrymq.cli.admin.send_message import send_again
 from gantrymq.cli.admin.values import TrueFalse, parse_time
 from gantrymq.cli.lazy import new_app
@@ -273,9 +273,9 @@ async def consume_message(
 async def dump_compaction_log(
     admin: AdminClient,
     file: Annotated[Path, typer.Option("-f", "--file", help="The file, on this machine.")],
-) -> Output:
+) -> RowStream:
     """Parse compaction log to message."""
-    return _printed(list(dump_file(file, warn)), "utf-8")
+    return RowStream((_document(message, "utf-8") for message in dump_file(file, warn)), _columns("utf-8"))
 
 
 async def _between(
@@ -347,8 +347,11 @@ def _document(message: MessageExt, charset: str | None) -> dict[str, Any]:
 
 
 def _printed(messages: list[MessageExt], charset: str | None) -> Output:
-    rows = [_document(message, charset) for message in messages]
-    columns: dict[str, Any] = {
+    return listing([_document(message, charset) for message in messages], _columns(charset))
+
+
+def _columns(charset: str | None) -> dict[str, Column]:
+    columns: dict[str, Column] = {
         "msgId": "Message ID",
         "brokerName": "Broker Name",
         "queueId": "QID",
@@ -359,7 +362,7 @@ def _printed(messages: list[MessageExt], charset: str | None) -> Output:
     }
     if charset:
         columns["body"] = "Body"
-    return listing(rows, columns)
+    return columns
 
 
 def _charset(name: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import typer
 
 #: The width of tables in a pipe, in characters, large enough for one line per row.
 _PIPE_WIDTH = 10_000
+#: A table of `RowStream` ends when the text of its cells is longer than this, in characters.
+_STREAM_TABLE_SIZE = 1024 * 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +40,19 @@ class Output:
 
 #: A column: its heading, or its heading and a function that formats a value.
 Column = str | tuple[str, Callable[[Any], str]]
+
+
+@dataclass(slots=True, frozen=True)
+class RowStream:
+    """The output of a command with more rows than fit into memory. They are printed while they are read.
+
+    Attributes:
+        rows: Rows with the same fields.
+        columns: The columns of the tables that are printed without --json.
+    """
+
+    rows: Iterable[Mapping[str, Any]]
+    columns: Mapping[str, Column]
 
 
 def listing(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], *after: str) -> Output:
@@ -71,16 +86,47 @@ def warn(text: str) -> None:
     typer.echo(f"gantry: {text}", err=True)
 
 
-def write(output: Output, *, json: bool) -> None:
+def write(output: Output | RowStream, *, json: bool) -> None:
     """Prints the output of a command to standard output, as JSON or as tables and text."""
+    if isinstance(output, RowStream):
+        (_stream_json if json else _stream_tables)(output)
+        return
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(output.document), indent=2))
+        typer.echo(_formatted(output.document))
         return
     for part in output.parts:
         if isinstance(part, str):
             typer.echo(part)
         else:
             _print_table(part)
+
+
+def _formatted(document: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _stream_json(stream: RowStream) -> None:
+    """Prints the rows as one JSON list, as `listing` does."""
+    is_empty = True
+    for row in stream.rows:
+        # Line feeds within strings are escaped.
+        typer.echo(("[" if is_empty else ",") + f"\n{_formatted(row)}".replace("\n", "\n  "), nl=False)
+        is_empty = False
+    typer.echo("[]" if is_empty else "\n]")
+
+
+def _stream_tables(stream: RowStream) -> None:
+    """Prints the rows as one table, or as several if their text is long."""
+    rows: list[Sequence[Any]] = []
+    headings, size, is_printed = table([], stream.columns).headings, 0, False
+    for row in stream.rows:
+        rows += table([row], stream.columns).rows
+        size += sum(len(str(cell)) for cell in rows[-1])
+        if size > _STREAM_TABLE_SIZE:
+            _print_table(Table(headings, rows))
+            rows, size, is_printed = [], 0, True
+    if rows or not is_printed:
+        _print_table(Table(headings, rows))
 
 
 def _print_table(table: Table) -> None:

@@ -33,7 +33,7 @@ log = peer_log(__name__)
 _MESSAGES_PER_TURN = 64
 #: Time that a cancelled handler gets to end, s.
 CANCEL_TIMEOUT_S = 0.5
-#: Creates a Running in half the time of its own constructor.
+#: Creates a Running without the call of its own constructor, which is slower.
 _new = tuple.__new__
 _NOT_TOLD = "%s of %s was handled, what follows failed"
 

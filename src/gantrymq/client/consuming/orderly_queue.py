@@ -67,7 +67,7 @@ class Step(Enum):
     SUSPEND = auto()
 
 
-#: The members that each consumed message needs. Access by `Event.CONSUMED` takes ten times as long.
+#: The members that each consumed message needs. Access by `Event.CONSUMED` is slower.
 CONSUMED, HANDLING, HANDLE = Event.CONSUMED, State.HANDLING, Step.HANDLE
 #: The state in which each event is valid. In another state it is outdated and ignored.
 _ENDS = {
@@ -100,7 +100,7 @@ class OrderlyQueue:
     def change(self, event: Event, has_lock: bool) -> Step:
         """Changes the state and returns the next step. `has_lock` is true if the queue may be handled."""
         if event is CONSUMED and self.state is HANDLING and has_lock and len(self.messages) > 1:
-            # The usual transition. The code below does the same, ten times as slowly.
+            # The usual transition. The code below does the same, but is slower.
             self.messages.popleft()
             return HANDLE
         if event is Event.END:

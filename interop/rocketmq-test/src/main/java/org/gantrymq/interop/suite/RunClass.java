@@ -12,10 +12,13 @@ import org.junit.runner.notification.RunListener;
 
 /**
  * Runs the JUnit tests of one class. Prints one line of JSON for each test: its name, its state ("passed", "failed" or
- * "not run") and the reason. A test that sends a request which the broker does not support is "not run".
+ * "not run") and the reason. A test that sends a request which the broker does not support is "not run". The last line
+ * has the number of these lines: without it, the JVM has ended early.
  */
 public final class RunClass extends RunListener {
     private static final int REASON_LENGTH = 4000;
+
+    private static int printed;
 
     private boolean ended;
 
@@ -23,6 +26,8 @@ public final class RunClass extends RunListener {
         JUnitCore core = new JUnitCore();
         core.addListener(new RunClass());
         core.run(Class.forName(args[0]));
+        System.out.println(JSON.toJSONString(Map.of("tests", printed)));
+        System.out.flush();
         // The clients' threads keep the JVM alive.
         Runtime.getRuntime().halt(0);
     }
@@ -71,5 +76,6 @@ public final class RunClass extends RunListener {
         line.put("reason", reason == null ? "" : reason);
         System.out.println(JSON.toJSONString(line));
         System.out.flush();
+        printed++;
     }
 }
