@@ -13,12 +13,14 @@ from replicated_brokers import Replicas, copy_tables
 from tier_support import CLEAN, FILE_BYTES, UPLOAD, deleted, fill, min_offset, peer_of, read_all, started, uploaded
 from wait_until import until
 
+from gantrymq.arrow.offsets import FirstMessage
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import QueueRequestHeader, SearchOffsetRequestHeader
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import now_ms
 from gantrymq.tier.objects import open_objects
 from gantrymq.tier.segment import INDEX, LOG, MANIFESTS, QUEUES
 
@@ -92,6 +94,40 @@ async def test_search_by_time(tmp_path: Path, remoting: RemotingClient) -> None:
         await deleted(broker, peer)
         assert broker.store.queue("orders", 0).min_offset >= 90
         assert [await search(*question) for question in asked] == expected
+
+
+async def test_the_oldest_message_stays_the_same(tmp_path: Path, remoting: RemotingClient) -> None:
+    """Spark streams recognise a queue by its oldest message."""
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+
+        async def first_message() -> FirstMessage:
+            header = QueueRequestHeader(topic="orders", queue_id=0)
+            response = await peer.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+            assert response.code == ResponseCode.SUCCESS, response.remark
+            return FirstMessage(await min_offset(peer), int(response.ext_fields["timestamp"]))
+
+        await fill(peer, 1)
+        # The broker sets the store times. They must differ.
+        await until(lambda: now_ms() > broker.store.store_time(broker.store.queue("orders", 0), 0) + 1)
+        await fill(peer, 49)
+        queue = broker.store.queue("orders", 0)
+        times = [broker.store.store_time(queue, offset) for offset in range(2)]
+        assert await first_message() == (0, times[0])
+        await uploaded(broker)
+        place = queue.unit(0)
+        await deleted(broker, peer)
+        assert await first_message() == (0, times[0])
+        # If it is damaged, the next one.
+        assert place is not None
+        log = next((tmp_path / "tier/c/broker-a" / LOG).glob(f"{0:020d}*"))
+        data = bytearray(log.read_bytes())
+        data[place[0] + 200] ^= 1
+        log.write_bytes(data)
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        await uploaded(broker)
+        assert await first_message() == (0, times[1])
 
 
 async def test_deletion_waits_for_the_upload(
