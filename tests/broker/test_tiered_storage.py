@@ -204,6 +204,32 @@ async def test_a_tier_that_hangs(tmp_path: Path, remoting: RemotingClient, monke
         assert await read_all(peer, 0) == sent + new
 
 
+async def test_an_incomplete_read_is_repeated(
+    tmp_path: Path, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example from NFS, whose client has an old size in its cache."""
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        sent = await fill(peer, 50)
+        await uploaded(broker)
+        await deleted(broker, peer)
+        assert broker.context.tier is not None
+        objects = type(broker.context.tier.objects)
+        read = objects.read
+        for directory in (QUEUES, LOG):
+
+            def short_read(
+                tier: Any, name: str, start: int = 0, size: int | None = None, directory: str = directory
+            ) -> bytes:
+                data = read(tier, name, start, size)
+                return data[: len(data) // 2] if name.startswith(directory) else data
+
+            monkeypatch.setattr(objects, "read", short_read)
+            assert (await peer.pull("orders", 12)).code == ResponseCode.SYSTEM_BUSY
+            monkeypatch.setattr(objects, "read", read)
+        assert await read_all(peer, 0) == sent
+
+
 async def test_retention_of_the_tier(tmp_path: Path, remoting: RemotingClient) -> None:
     objects = open_objects(str(tmp_path / "tier"), "c", "broker-a")
     async with started(tmp_path / "store", tmp_path / "tier", tiered_store_file_reserved_time=0) as broker:
