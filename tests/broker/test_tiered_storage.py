@@ -19,6 +19,7 @@ from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import QueueRequestHeader, SearchOffsetRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageResponseHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.system.clock import now_ms
 from gantrymq.tier.objects import open_objects
@@ -202,6 +203,28 @@ async def test_a_tier_that_hangs(tmp_path: Path, remoting: RemotingClient, monke
             may_go_on.set()
         assert {(await pull).code for pull in pulls} == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY}
         assert await read_all(peer, 0) == sent + new
+
+
+async def test_a_topic_that_was_created_again_begins_in_the_tier(tmp_path: Path, remoting: RemotingClient) -> None:
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        await fill(peer, 50)
+        response = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        sent = await fill(peer, 60)
+        await uploaded(broker)
+        await deleted(broker, peer)
+        assert broker.store.queue("orders", 0).min_offset > 40
+        # The offset belongs to the old topic.
+        response = await peer.pull("orders", 100)
+        assert response.code == ResponseCode.PULL_OFFSET_MOVED
+        header = response.read_header(PullMessageResponseHeader)
+        assert (header.next_begin_offset, header.min_offset) == (0, 0)
+        assert await read_all(peer, 0) == sent
+        # Without the segments, the consumer must not skip messages.
+        assert broker.context.tier is not None
+        broker.context.tier.use(None)
+        assert (await peer.pull("orders", 100)).code == ResponseCode.SYSTEM_BUSY
 
 
 async def test_an_incomplete_read_is_repeated(
