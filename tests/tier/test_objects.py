@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import boto3
 import pytest
 
-from gantrymq.errors import MissingExtra, StoreError
+from gantrymq.errors import StoreError
 from gantrymq.tier.objects import PART_BYTES, open_objects
 
 
@@ -64,11 +65,35 @@ def test_a_large_object_is_sent_in_parts(address: str) -> None:
 
 
 def test_errors_of_the_address(tmp_path: Path) -> None:
-    with pytest.raises((StoreError, MissingExtra), match="unheard://bucket"):
-        open_objects("unheard://bucket")
+    for address in ("unheard://bucket", "ftp://127.0.0.1:1/path", "local:///path", "memory://path"):
+        with pytest.raises(StoreError, match=f"{address} is not supported: a tier is a directory, or a URL such as"):
+            open_objects(address)
+    for address in ("s3://", "s3:///path"):
+        with pytest.raises(StoreError, match=f"{address} has no bucket"):
+            open_objects(address)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="File exists"):
         open_objects(str(tmp_path / "file")).create("index/1")
+
+
+async def test_a_store_that_does_not_respond(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no connection before the first read, which makes two attempts."""
+    connections = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        objects = open_objects(s3_url)
+        assert connections == 0
+        with pytest.raises(OSError, match="commitlog/1"):
+            await asyncio.to_thread(objects.read, "commitlog/1", 0, 5)
+    # aiohttp repeats a request once after a lost connection.
+    assert 2 <= connections <= 4
 
 
 def test_an_unreachable_store(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

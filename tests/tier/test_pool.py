@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from time import monotonic, sleep
 
 import pytest
 from wait_until import until
@@ -41,3 +42,58 @@ async def test_calls_of_one_thread_are_in_order() -> None:
     await asyncio.gather(*(pool.run(lambda number=number: done.append(number)) for number in range(50)))  # type: ignore[misc]
     assert done == list(range(50))
     pool.close()
+
+
+async def test_calls_that_were_abandoned_are_not_made() -> None:
+    pool = TierThreads("test", 1, 10)
+    may_end, made = threading.Event(), list[str]()
+    try:
+        first = asyncio.create_task(pool.run(may_end.wait))
+        await until(lambda: pool.calls == 1)
+        with pytest.raises(TimeoutError):
+            await pool.run(lambda: made.append("after its timeout"), 0.01)
+        cancelled = asyncio.create_task(pool.run(lambda: made.append("cancelled")))
+        await until(lambda: pool.calls == 3)
+        cancelled.cancel()
+        # Too little of its time is left when the thread is free.
+        late = asyncio.create_task(pool.run(lambda: made.append("late"), 1.0))
+        await until(lambda: pool.calls == 4)
+        begin = monotonic()
+        await until(lambda: monotonic() > begin + 0.5)
+        may_end.set()
+        assert await first
+        with pytest.raises(TimeoutError):
+            await late
+        await pool.run(lambda: made.append("new"), 5)
+        assert made == ["new"]
+        await until(lambda: pool.calls == 0)
+    finally:
+        may_end.set()
+        pool.close()
+
+
+async def test_an_overloaded_pool_does_useful_work_only() -> None:
+    """Almost all calls that are made return their result in time."""
+    pool = TierThreads("test", 4, 64)
+    made = useful = 0
+    end = monotonic() + 4
+
+    def read() -> None:
+        nonlocal made
+        made += 1
+        sleep(0.1)
+
+    async def call() -> None:
+        nonlocal useful
+        while monotonic() < end:
+            try:
+                # The calls of all callers take 1.5 s.
+                await pool.run(read, 1)
+                useful += 1
+            except TimeoutError:
+                await asyncio.sleep(0.3)
+
+    await asyncio.gather(*(call() for _ in range(60)))
+    await until(lambda: pool.calls == 0)
+    pool.close()
+    assert useful > 0.8 * made > 0

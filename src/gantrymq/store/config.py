@@ -70,7 +70,7 @@ class StoreConfig:
     - A message without a body stays for `compaction_tombstone_retention_ms`. Java has no such setting.
 
     Tiered storage:
-    - With `tiered_store_file_path`, full log files are copied into a directory, or below a URL of fsspec such as
+    - With `tiered_store_file_path`, full log files are copied into a directory, or below a URL such as
       `s3://bucket/path`. Log files are deleted when their copies exist. "" turns it off.
     - Copies stay for `tiered_store_file_reserved_time` hours, and as long as the file of the log.
 

@@ -213,11 +213,14 @@ class IndexFile:
             files.unlink(file.path, missing_ok=True)
 
     def number_at(self, physical_offset: int) -> int:
-        """Returns the number of the first entry at or after this physical offset; `index_count` if there is none."""
+        """Returns the number of the first entry at or after this physical offset; `index_count` if there is none.
+
+        Does not map the file. Raises StoreError.
+        """
         low, high = 1, self.index_count
         while low < high:
             middle = (low + high) // 2
-            if self.entry(middle).physical_offset < physical_offset:
+            if ENTRY.unpack(self.entries(middle, middle + 1))[1] < physical_offset:
                 low = middle + 1
             else:
                 high = middle
@@ -267,9 +270,24 @@ class IndexFile:
         return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
 
     def entries(self, begin: int, end: int) -> bytes:
-        """Returns the bytes of the entries with the numbers `begin` to before `end`."""
-        at = self._entries_at + begin * ENTRY_SIZE
-        return self._file.map()[at : at + (end - begin) * ENTRY_SIZE]
+        """Returns the bytes of the entries with the numbers `begin` to before `end`, without mapping the file.
+
+        The file must not be gone. Raises StoreError, also if the file is too short.
+        """
+        at, size = self._entries_at + begin * ENTRY_SIZE, (end - begin) * ENTRY_SIZE
+        if self._file.mapping is not None:
+            return self._file.mapping[at : at + size]
+        try:
+            fd = files.open(self._file.path_text, files.O_RDONLY | files.O_CLOEXEC)
+            try:
+                data = files.pread(fd, size, at)
+            finally:
+                files.close(fd)
+        except OSError as e:
+            raise StoreError(f"can't read {self.path}: {e}") from e
+        if len(data) < size:
+            raise StoreError(f"{self.path} ends before the entry {end}")
+        return data
 
     def chain(self, key_hash: int) -> Iterator[IndexEntry]:
         """Yields the entries of the hash's slot, newest first. Some entries can have other hashes.

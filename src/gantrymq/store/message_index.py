@@ -305,7 +305,8 @@ class MessageIndex:
                         if begin_ms <= stored <= end_ms:
                             yield last
                 finally:
-                    if file is not self._files[-1]:
+                    # A replica that is reset has no files.
+                    if self._files[-1:] != [file]:
                         file.unmap()
             if file.begin_timestamp < begin_ms:
                 return
@@ -316,7 +317,10 @@ class MessageIndex:
         return entry.timestamp > end_ms and entry.number > 1
 
     def entries_between(self, begin: int, end: int) -> Iterator[bytes]:
-        """Yields the entries of the records between two physical offsets, in order, several of a file at once."""
+        """Yields the entries of the records between two physical offsets, in order, several of a file at once.
+
+        Between two results the index may change. Raises StoreError.
+        """
         for file in self._files[:]:
             if file.index_count < 2 or file.end_phy_offset < begin or file.begin_phy_offset >= end or file.is_gone:
                 continue
@@ -325,8 +329,6 @@ class MessageIndex:
                 entries = file.entries(number, min(number + _ENTRIES_AT_ONCE, stop))
                 yield entries
                 number += len(entries) // ENTRY_SIZE
-            if file is not self._files[-1]:
-                file.unmap()
 
     # -- flushing and removing files ----------------------------------------------------------------------------
 

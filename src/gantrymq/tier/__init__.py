@@ -1,6 +1,6 @@
 """Tiered storage: a copy of the broker's commit log in an object store or a directory, with a retention of its own.
 
-- `objects` writes and reads the objects: files of a directory, or objects of a store that fsspec supports.
+- `objects` writes and reads the objects: files of a directory, or objects in S3.
 - `segment` is the format of a segment: a file of the log, the units of its queues, its keys, and a manifest.
 - `catalog` has the segments of a tier, and finds the one with a message.
 - `uploader` copies a segment into the tier and deletes expired ones. `reader` reads messages.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.tier.segment import Manifest, segment_name
+from gantrymq.tier.segment import QUEUES, Manifest, segment_name, sizes_of
 
 log = logging.getLogger(__name__)
 
@@ -17,13 +17,14 @@ _MOST_RANGES = 500_000
 
 
 class Segment(NamedTuple):
-    """A segment, with the fields of its manifest, without the ranges of queues."""
+    """A segment, with the fields of its manifest, without the ranges of queues. `units_size` is in bytes, too."""
 
     base: int
     size: int
     begin_timestamp: int
     end_timestamp: int
     index_size: int
+    units_size: int
     id: str
 
     @property
@@ -93,6 +94,7 @@ class TierCatalog:
             manifest.begin_timestamp,
             manifest.end_timestamp,
             manifest.index_size,
+            sizes_of(manifest)[QUEUES],
             manifest.id,
         )
         if segment.end > self._hidden_end:

@@ -1,4 +1,4 @@
-"""The objects of a tier: files of a directory, or objects of a store that fsspec supports, such as S3.
+"""The objects of a tier: files of a directory, or objects in S3.
 
 An object has its complete content or does not exist. Names contain `/`. All methods block, so they run in threads.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from gantrymq.errors import StoreError
-from gantrymq.extras import missing
+from gantrymq.extras import need
 from gantrymq.store.mapped_file import open_directory
 from gantrymq.system import files
 
@@ -21,7 +22,7 @@ from gantrymq.system import files
 PART_BYTES = 8 * 1024 * 1024
 #: Timeouts of a connection and of a response of S3, in seconds, and the number of attempts.
 _CONNECT_S, _RESPONSE_S, _ATTEMPTS = 5, 15, 2
-_FILE = "file://"
+_FILE, _S3 = "file://", "s3://"
 #: The end of the name of an incomplete object in a directory.
 TEMPORARY = ".tmp"
 
@@ -78,13 +79,18 @@ class Objects(ABC):
 
 
 def open_objects(address: str, *below: str) -> Objects:
-    """Returns the objects at an address: a directory, or a URL of fsspec such as `s3://bucket/path`.
+    """Returns the objects at an address: a directory, or a URL such as `s3://bucket/path`. Does not connect.
 
-    `below` are the directories below the address. Raises MissingExtra if the package of the URL's protocol is missing,
-    and StoreError for an unknown protocol.
+    `below` are the directories below the address. Raises MissingExtra without the extra `s3`, and StoreError for a URL
+    with another protocol or without a bucket.
     """
-    if "://" in address and not address.startswith(_FILE):
+    if address.startswith(_S3):
+        if address[len(_S3) :][:1] in ("", "/"):
+            raise StoreError(f"{address} has no bucket: it must be s3://bucket/path")
+        need("s3", address)
         return _FsspecObjects("/".join((address.rstrip("/"), *below)))
+    if "://" in address and not address.startswith(_FILE):
+        raise StoreError(f"{address} is not supported: a tier is a directory, or a URL such as s3://bucket/path")
     return _Directory(Path(address.removeprefix(_FILE)).joinpath(*below))
 
 
@@ -168,30 +174,35 @@ def _sync_directory(path: Path) -> None:
         files.close(fd)
 
 
-# -- fsspec -----------------------------------------------------------------------------------------------------
+# -- S3, by fsspec -------------------------------------------------------------------------------------------
 
 
 class _FsspecObjects(Objects):
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        protocol = url.split("://", 1)[0]
-        options: dict[str, Any] = {}
-        if protocol in ("s3", "s3a"):
-            # Credentials, region and endpoint come from the variables and files of AWS: see its documentation.
-            options["config_kwargs"] = {
-                "connect_timeout": _CONNECT_S,
-                "read_timeout": _RESPONSE_S,
-                "retries": {"max_attempts": _ATTEMPTS},
-            }
-        try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped, unused-ignore]
+        self._root = url.removeprefix(_S3)
 
+    @cached_property
+    def _fs(self) -> Any:
+        """The file system of s3fs. The first call imports it, which takes most of a second. Raises OSError."""
+        with _os_errors(self.address):
+            from s3fs import S3FileSystem  # type: ignore[import-untyped, unused-ignore]
+
+            class FileSystem(S3FileSystem):  # type: ignore[misc, unused-ignore]
+                # Its attempts would multiply those of botocore.
+                retries = 1
+
+            # Credentials, region and endpoint come from the variables and files of AWS: see its documentation.
             # Another broker of this name may change the objects, so nothing is cached.
-            self._fs, self._root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
-        except ImportError as e:
-            raise missing("s3", url, e) from e
-        except ValueError as e:
-            raise StoreError(f"{url}: {e}") from e
+            return FileSystem(
+                use_listings_cache=False,
+                skip_instance_cache=True,
+                config_kwargs={
+                    "connect_timeout": _CONNECT_S,
+                    "read_timeout": _RESPONSE_S,
+                    "retries": {"total_max_attempts": _ATTEMPTS},
+                },
+            )
 
     def create(self, name: str) -> ObjectWriter:
         with _os_errors(self._path(name)):

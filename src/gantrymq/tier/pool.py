@@ -10,19 +10,24 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from gantrymq.system import threads
+from gantrymq.system.clock import monotonic
 
 T = TypeVar("T")
 
-_Call = tuple["Future[Any]", Callable[[], Any]]
+#: The future, the function, and the monotonic time in seconds until which the call may start.
+_Call = tuple["Future[Any]", Callable[[], Any], float]
 
 
 class TierThreads:
     """Up to `count` threads. `run` calls a function in one of them.
 
-    At most `most_calls` calls wait or run. A call that was abandoned after its timeout counts until it ends.
+    At most `most_calls` calls wait or run. A call that was abandoned counts until a thread takes it or it ends. It does
+    not run if it has not started: the threads would otherwise be busy with calls whose results nobody needs.
     """
 
     def __init__(self, name: str, count: int, most_calls: int) -> None:
@@ -42,30 +47,21 @@ class TierThreads:
     async def run(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
         """Returns the result of a function, or raises its exception.
 
-        Raises TimeoutError after `timeout_s`, None for no limit, or at once if too many calls have not ended.
+        Raises TimeoutError after `timeout_s`, None for no limit, or at once if too many calls have not ended. Half of
+        the time remains for the call: if it could not start before, it is not made.
         """
         if self.is_full:
             raise TimeoutError(f"{self.calls} calls have not ended")
         future: Future[T] = Future()
         self.calls += 1
-        loop = asyncio.get_running_loop()
-
-        def ended(future: Future[T]) -> None:
-            # RuntimeError: the loop has been closed.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._ended)
-
-        future.add_done_callback(ended)
         if len(self._threads) < min(self._count, self.calls):
-            thread = threads.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            target = partial(self._work, asyncio.get_running_loop())
+            thread = threads.Thread(target=target, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._queue.put((future, function))
-        result = asyncio.wrap_future(future)
-        # After a timeout, nobody else retrieves the exception.
-        result.add_done_callback(lambda done: done.cancelled() or done.exception())
-        # Not cancelled, because the call may run.
-        return await asyncio.wait_for(asyncio.shield(result), timeout_s)
+        self._queue.put((future, function, inf if timeout_s is None else monotonic() + timeout_s / 2))
+        # Cancels the future, which has no effect on a call that runs.
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
 
     def close(self) -> None:
         """Ends each thread after its current call. Calls that have not started are not made."""
@@ -76,12 +72,23 @@ class TierThreads:
     def _ended(self) -> None:
         self.calls -= 1
 
-    def _work(self) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (call := self._queue.get()) is not None:
-            future, function = call
-            try:
-                future.set_result(function())
-            except BaseException as e:
-                future.set_exception(e)
+            _make(*call)
+            # RuntimeError: the loop has been closed.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._ended)
             # The next call may come much later.
-            del call, future, function
+            del call
+
+
+def _make(future: Future[Any], function: Callable[[], Any], latest_start: float) -> None:
+    """Makes a call, unless it was abandoned or waited for too long."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        if monotonic() > latest_start:
+            raise TimeoutError("no thread was free in time")
+        future.set_result(function())
+    except BaseException as e:
+        future.set_exception(e)

@@ -39,6 +39,13 @@ class TierMessages(NamedTuple):
     next_offset: int
 
 
+class _Object(NamedTuple):
+    """An object of a segment, with its size in bytes."""
+
+    name: str
+    size: int
+
+
 class TierReader:
     """Reads the segments in `objects`. Several threads can use it."""
 
@@ -74,7 +81,7 @@ class TierReader:
         deadline = monotonic() + _READ_S
         count = min(part.end - offset, _UNITS)
         begin = part.position + (offset - part.first) * UNIT_SIZE
-        units = self._bytes(object_name(QUEUES, part.segment.name), begin, count * UNIT_SIZE)
+        units = self._bytes(_object(part.segment, QUEUES), begin, count * UNIT_SIZE)
         records: list[bytes] = []
         total = 0
         first = offset
@@ -109,17 +116,12 @@ class TierReader:
     def _store_time(self, part: TierRange, offset: int) -> int:
         """Returns the store timestamp of a message in ms; -1 for a damaged one. Reads only a few bytes."""
         at = part.position + (offset - part.first) * UNIT_SIZE
-        unit = self._objects.read(object_name(QUEUES, part.segment.name), at, UNIT_SIZE)
-        if len(unit) < UNIT_SIZE:
-            raise _too_short(object_name(QUEUES, part.segment.name))
+        unit = self._few_bytes(_object(part.segment, QUEUES), at, UNIT_SIZE)
         physical_offset, size, _ = UNIT.unpack(unit)
         at = physical_offset - part.segment.base
         if size < FIXED_SIZE_V4 or not 0 <= at <= part.segment.size - FIXED_SIZE_V4:
             return -1
-        head = self._objects.read(object_name(LOG, part.segment.name), at, FIXED_SIZE_V4)
-        if len(head) < FIXED_SIZE_V4:
-            raise _too_short(object_name(LOG, part.segment.name))
-        return store_timestamp_at(head, 0)
+        return store_timestamp_at(self._few_bytes(_object(part.segment, LOG), at, FIXED_SIZE_V4), 0)
 
     def _record(
         self, segment: Segment, queue: tuple[str, int], offset: int, physical_offset: int, size: int
@@ -129,7 +131,7 @@ class TierReader:
         at = physical_offset - segment.base
         problem = "its unit points to no record of the segment"
         if size >= FIXED_SIZE_V4 and 0 <= at <= segment.size - size:
-            data = self._bytes(object_name(LOG, segment.name), at, size)
+            data = self._bytes(_object(segment, LOG), at, size)
             try:
                 record = decode_record(data)
             except RecordError as e:
@@ -150,26 +152,32 @@ class TierReader:
         )
         return None
 
-    def _bytes(self, name: str, start: int, size: int) -> bytes:
-        """Returns `size` bytes of an object. Raises OSError, and StoreError if the object ends before them."""
-        parts = []
+    def _few_bytes(self, source: _Object, start: int, size: int) -> bytes:
+        """Does the same as `_bytes` without the cache."""
+        data = self._objects.read(source.name, start, size)
+        if len(data) < size:
+            raise self._too_short(source)
+        return data
+
+    def _bytes(self, source: _Object, start: int, size: int) -> bytes:
+        """Returns `size` bytes of an object. Raises OSError, and StoreError if the object is too short."""
         end = start + size
-        while start < end:
-            number, at = divmod(start, BLOCK_BYTES)
-            part = self._block(name, number)[at : at + end - start]
-            if not part:
-                raise _too_short(f"{self._objects}/{name}")
-            parts.append(part)
-            start += len(part)
+        parts = []
+        for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            begin = number * BLOCK_BYTES
+            parts.append(self._block(source, number)[max(start - begin, 0) : end - begin])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _block(self, name: str, number: int) -> bytes:
-        key = name, number
+    def _block(self, source: _Object, number: int) -> bytes:
+        """Returns a block of an object; the last one may be smaller. Raises as `_bytes`."""
+        key = source.name, number
         with self._lock:
             if (block := self._blocks.get(key)) is not None:
                 self._blocks.move_to_end(key)
                 return block
-        block = self._objects.read(name, number * BLOCK_BYTES, BLOCK_BYTES)
+        start = number * BLOCK_BYTES
+        # An incomplete block must not be cached: the next read may be complete.
+        block = self._few_bytes(source, start, min(BLOCK_BYTES, source.size - start))
         with self._lock:
             if key not in self._blocks:
                 self._blocks[key] = block
@@ -178,6 +186,10 @@ class TierReader:
                 self._cached -= len(self._blocks.popitem(last=False)[1])
         return block
 
+    def _too_short(self, source: _Object) -> StoreError:
+        return StoreError(f"{self._objects}/{source.name} is shorter than its manifest says")
 
-def _too_short(name: str) -> StoreError:
-    return StoreError(f"{name} is shorter than its manifest says")
+
+def _object(segment: Segment, directory: str) -> _Object:
+    """Returns the log or the units of a segment."""
+    return _Object(object_name(directory, segment.name), segment.size if directory == LOG else segment.units_size)

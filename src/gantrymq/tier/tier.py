@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from gantrymq.errors import RequestRefused, StoreError
 from gantrymq.limits import MIB, TIER_READS
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.record import store_timestamp_at
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.tier.catalog import TierCatalog, TierRange
 from gantrymq.tier.objects import Objects
 from gantrymq.tier.pool import TierThreads
 from gantrymq.tier.reader import TierReader
+
+T = TypeVar("T")
 
 log = peer_log(__name__)
 
@@ -103,10 +107,7 @@ class Tier:
         call = partial(
             self._reader.messages, part, (queue.topic, queue.queue_id), offset, max_messages, max_bytes, tags_codes
         )
-        try:
-            found = await self._threads.run(call, _READ_TIMEOUT_S)
-        except (OSError, StoreError) as e:
-            raise self._failed(e) from e
+        found = await self._run(call)
         result = GetResult(GetStatus.NO_MATCHED_MESSAGE, found.next_offset, min_offset, queue.max_offset)
         result.buffers.extend(record for record in found.records if matches is None or matches(memoryview(record)))
         if result.buffers:
@@ -115,6 +116,18 @@ class Tier:
             result.size = sum(map(len, result.buffers))
         self.messages_out += result.message_count
         return result
+
+    async def earliest_store_time(self, queue: ConsumeQueue) -> int | None:
+        """Returns the store time of the queue's oldest readable message in the tier, in ms.
+
+        None if the tier has no such message. Raises as `get` does.
+        """
+        for part in self._ranges(queue):
+            call = partial(self._reader.messages, part, (queue.topic, queue.queue_id), part.first, 1, _READ_BYTES, None)
+            found = await self._run(call)
+            if found.records:
+                return store_timestamp_at(found.records[0], 0)
+        return None
 
     async def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, upper: bool = False) -> int | None:
         """Returns the same as `MessageStore.offset_by_time` if all messages of the log are newer than the time.
@@ -126,12 +139,7 @@ class Tier:
             # All records of earlier segments were stored before this one ended.
             if part.segment.end_timestamp < timestamp_ms:
                 continue
-            try:
-                found = await self._threads.run(
-                    partial(self._reader.offset_by_time, part, timestamp_ms, upper=upper), _READ_TIMEOUT_S
-                )
-            except (OSError, StoreError) as e:
-                raise self._failed(e) from e
+            found = await self._run(partial(self._reader.offset_by_time, part, timestamp_ms, upper=upper))
             if found < part.end:
                 return max(found - 1, ranges[0].first) if upper else found
         return ranges[-1].end - 1 if upper and ranges else None
@@ -144,10 +152,14 @@ class Tier:
             raise _refusal(f"the segments in {self.objects} are not known yet: try again later")
         return self.catalog.ranges(queue.topic, queue.queue_id, queue.log_min_offset)
 
-    def _failed(self, error: Exception) -> RequestRefused:
-        self.failed_reads += 1
-        log.warning("%s can't be read: %s", self.objects, error or "no response in time")
-        return _refusal(f"the tier can't be read: try again later ({type(error).__name__})")
+    async def _run(self, call: Callable[[], T]) -> T:
+        """Returns the result of a read. Raises RequestRefused."""
+        try:
+            return await self._threads.run(call, _READ_TIMEOUT_S)
+        except (OSError, StoreError) as e:
+            self.failed_reads += 1
+            log.warning("%s can't be read: %s", self.objects, e or "no response in time")
+            raise _refusal(f"the tier can't be read: try again later ({type(e).__name__})") from e
 
 
 def _refusal(text: str) -> RequestRefused:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 from constants import change_constant
-from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
+from scripted import ScriptedGroupBroker, record, serving_routes
 from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -34,26 +34,11 @@ from gantrymq.protocol.headers.group import GroupRequestHeader
 from gantrymq.protocol.headers.offset import OffsetResponseHeader, ResetOffsetRequestHeader
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
-from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.remoting.connection import Connection, RequestHandler
-
-HOST = encode_host("127.0.0.1", 10911)
-
-
-def record(offset: int) -> bytes:
-    return encode_record(0, 0, offset, 5000 + offset, 0, 1, HOST, 2, HOST, 0, 0, b"body", b"topic", b"")
 
 
 async def ignore(message: MessageExt) -> None:
     """Does nothing."""
-
-
-@asynccontextmanager
-async def serving_routes(broker: ScriptedGroupBroker) -> AsyncIterator[str]:
-    name_server = ScriptedNameServer({})
-    async with serving([name_server, broker]):
-        name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
-        yield name_server.address
 
 
 @asynccontextmanager

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constants import change_constant
 from inbox import Inbox
+from scripted import ScriptedGroupBroker, record, serving_routes
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.offset import OffsetResponseHeader
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import Message
+from gantrymq.protocol.private_fields import TOPIC_BEGIN_FIELD
+from gantrymq.remoting.connection import Connection, RequestHandler
 
 CLUSTER = "DefaultCluster"
 
@@ -77,3 +85,42 @@ async def test_all_of_the_new_topic_is_read(
                 await admin.ensure_topic(unique, queues=1)
                 await send(name, count)
                 await until(lambda: came() == sorted(sent))
+
+
+class RecreatedTopic(ScriptedGroupBroker):
+    """Has the first messages of the recreated topic in a tier. Its responses to pulls have the minimum offset 0.
+
+    The first two requests for the first offset are refused.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        super().__init__([(ResponseCode.SUCCESS, 2, record(0) + record(1))])
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return super().handlers() | {RequestCode.GET_MIN_OFFSET: self._min_offset}
+
+    def _min_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        self.requests += 1
+        if self.requests < 3:
+            return RemotingCommand.response(ResponseCode.SYSTEM_BUSY, "the tier is not known yet")
+        return RemotingCommand.response(header=OffsetResponseHeader(offset=20))
+
+    def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        if request.read_header(PullMessageRequestHeader).queue_offset == 2:
+            self.pull_answers.append((ResponseCode.SUCCESS, 3, record(2)))
+            self.more = {TOPIC_BEGIN_FIELD: "500"}
+        return super()._pull(connection, request)
+
+
+async def test_the_new_topic_begins_in_a_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_constant(monkeypatch, "queue_puller.RETRY_DELAY_S", 0.01)
+    broker = RecreatedTopic()
+    inbox = Inbox()
+    async with serving_routes(broker) as address:
+        consumer = PushConsumer(address, "group", inbox, start_from="earliest")
+        consumer.subscribe("topic")
+        async with consumer:
+            await until(lambda: len(broker.pulls) == 5)
+    assert [pull.queue_offset for pull in broker.pulls] == [0, 2, 2, 2, 20]
+    assert len(inbox.bodies) == 2

@@ -68,10 +68,19 @@ class QueueOffsets(Feature):
         return _offset(otherwise if found is None else found)
 
     def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Handles GET_EARLIEST_MSG_STORETIME: returns the oldest message's store time in ms, -1 if there is none."""
+        """Handles GET_EARLIEST_MSG_STORETIME: returns the oldest message's store time in ms, -1 if there is none.
+
+        It is the message at the offset that GET_MIN_OFFSET returns, or the next one that can be read.
+        """
         queue = self._queue(request.read_header(QueueRequestHeader))
-        timestamp = self._store.store_time(queue, queue.min_offset) if queue else -1
-        return RemotingCommand.response(header=StoreTimeResponseHeader(timestamp=timestamp))
+        if queue is not None and self._tier is not None and self._tier.min_offset(queue) < queue.min_offset:
+            connection.respond_with(request, self._earliest_in_tier(self._tier, queue))
+            return None
+        return _store_time(self._store.store_time(queue, queue.min_offset) if queue else -1)
+
+    async def _earliest_in_tier(self, tier: Tier, queue: ConsumeQueue) -> RemotingCommand:
+        timestamp = await tier.earliest_store_time(queue)
+        return _store_time(self._store.store_time(queue, queue.min_offset) if timestamp is None else timestamp)
 
     def _queue(self, header: QueueRequestHeader) -> ConsumeQueue | None:
         topic = self._topics.get(header.topic)
@@ -86,3 +95,7 @@ class QueueOffsets(Feature):
 
 def _offset(offset: int) -> RemotingCommand:
     return RemotingCommand.response(header=OffsetResponseHeader(offset=offset))
+
+
+def _store_time(timestamp_ms: int) -> RemotingCommand:
+    return RemotingCommand.response(header=StoreTimeResponseHeader(timestamp=timestamp_ms))

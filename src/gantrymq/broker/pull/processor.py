@@ -318,19 +318,22 @@ class PullProcessor(Feature):
         if limits is not None:
             limits.take(result.message_count, result.size)
         if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and queue.recovered_end is None:
-            self._go_to_begin_of_new_topic(result, header.topic)
+            self._go_to_begin_of_new_topic(result, queue)
         # Also without a message: after a restart, a consumer can wait at the end and have messages in flight.
         self._deliveries.add(queue, header.consumer_group, result)
         if self.reused_offsets is not None:
             self.reused_offsets.answered(queue, header.consumer_group, result.next_begin_offset)
         return result
 
-    def _go_to_begin_of_new_topic(self, result: GetResult, topic: str) -> None:
+    def _go_to_begin_of_new_topic(self, result: GetResult, queue: ConsumeQueue) -> None:
         """Sends a consumer to the start of the queue if the topic was deleted and created again.
 
-        The consumer's offset belongs to the old topic.
+        The consumer's offset belongs to the old topic. Raises RequestRefused if the start may be in a tier whose
+        segments are unknown.
         """
-        if self._offsets.topic_begin(topic):
+        if self._offsets.topic_begin(queue.topic):
+            if self._tier is not None:
+                result.min_offset = self._tier.min_offset(queue)
             result.next_begin_offset = result.min_offset
 
     def _ahead(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult | None:

@@ -120,8 +120,10 @@ class QueuePuller:
         )
         if self._is_created_again(result):
             log.warning("the topic of %s was deleted and created again: going on at its begin", process_queue.queue)
-            self._moved(process_queue, result.min_offset)
+            self._moved(process_queue, await self._first_offset(address))
+            process_queue.topic_begin = result.topic_begin
             return inf
+        process_queue.topic_begin = max(result.topic_begin, process_queue.topic_begin or 0)
         if self._has_lost_its_end(result):
             log.warning(
                 "%s has lost messages in a crash of its broker: going on at offset %d, where it was recovered",
@@ -165,10 +167,16 @@ class QueuePuller:
 
         A new master may lack the deletion of a topic, even if the deletion was long ago.
         """
-        process_queue, begin = self._process_queue, result.topic_begin
-        is_created_again = process_queue.topic_begin is not None and begin > process_queue.topic_begin
-        process_queue.topic_begin = max(begin, process_queue.topic_begin or 0)
-        return is_created_again
+        topic_begin = self._process_queue.topic_begin
+        return topic_begin is not None and result.topic_begin > topic_begin
+
+    async def _first_offset(self, address: str) -> int:
+        """Returns the first offset of the queue. Responses to pulls do not include the broker's tier."""
+        topic, broker_name, queue_id = self._process_queue.queue
+        offset = await self._client.api.min_offset(address, topic, queue_id, broker_name=broker_name)
+        if offset < 0:
+            raise HeaderError(f"the broker says that {self._process_queue.queue} begins at offset {offset}")
+        return offset
 
     def _has_lost_its_end(self, result: PullResult) -> bool:
         """Returns whether a crash of the broker lost messages that were pulled, so that their offsets are reused."""
