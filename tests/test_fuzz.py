@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -35,3 +37,17 @@ def test_cargo_builds_each_rust_target() -> None:
     files = {path.name for path in (RUST / "fuzz_targets").glob("*.rs")}
     binaries = tomllib.loads((RUST / "Cargo.toml").read_text())["bin"]
     assert {Path(each["path"]).name for each in binaries} == files
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+@pytest.mark.skipif(not RUST.is_dir(), reason="the sdist has no native/")
+def test_the_rust_targets_compile() -> None:
+    done = subprocess.run(
+        ["cargo", "check", "--quiet", "--manifest-path", RUST / "Cargo.toml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -760,14 +760,38 @@ def test_a_damaged_list_of_replaced_files(tmp_path: Path, open_compacted: OpenSt
     assert content(store) == {0: b"value"}
 
 
-@pytest.mark.parametrize("number", [0, 7, 12, 18])
+def damage_unit(tmp_path: Path, number: int, **damage: int) -> None:
+    """Changes fields of a unit of the first file. Without fields, the unit becomes zero."""
+    path = tmp_path / "compaction" / "compactionCq" / "state" / "0" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    names = ("physical_offset", "size", "tags_code", "store_time", "queue_offset")
+    fields = list(JAVA_UNIT.unpack_from(data, number * 46)) if damage else [0] * 8
+    for name, value in damage.items():
+        fields[names.index(name)] = value
+    JAVA_UNIT.pack_into(data, number * 46, *fields)
+    path.write_bytes(data)
+
+
+def close_with_40_messages(store: MessageStore) -> None:
+    """Adds messages with 40 keys, of which the first file gets 19, and two tags codes."""
+    for i in range(40):
+        put_key(store, f"key-{i}", b"%d" % i, tags_code=i % 2)
+    copy(store)
+    store.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 9, 10, 12, 15, 17, 18])
 @pytest.mark.parametrize(
     "damage",
     [
+        {},
         {"queue_offset": 1 << 40},
         {"queue_offset": -5},
+        {"queue_offset": 0},
+        {"queue_offset": 3},
         {"queue_offset": 17},
         {"size": 0x7FFFFFFF},
+        {"size": 0},
         {"physical_offset": 1 << 40},
     ],
     ids=str,
@@ -775,26 +799,49 @@ def test_a_damaged_list_of_replaced_files(tmp_path: Path, open_compacted: OpenSt
 def test_a_damaged_unit_hides_no_other_message(
     tmp_path: Path, open_compacted: OpenStore, number: int, damage: dict[str, int]
 ) -> None:
-    store = open_compacted()
-    for i in range(40):
-        put_key(store, f"key-{i}", b"%d" % i)
-    copy(store)
-    store.close()
-    path = tmp_path / "compaction" / "compactionCq" / "state" / "0" / ("0" * 20)
-    data = bytearray(path.read_bytes())
-    names = ("physical_offset", "size", "tags_code", "store_time", "queue_offset")
-    fields = list(JAVA_UNIT.unpack_from(data, number * 46))
-    for name, value in damage.items():
-        fields[names.index(name)] = value
-    JAVA_UNIT.pack_into(data, number * 46, *fields)
-    path.write_bytes(data)
+    close_with_40_messages(open_compacted())
+    damage_unit(tmp_path, number, **damage)
     store = open_compacted()
     expected = {i: b"%d" % i for i in range(40)}
     assert {**content(store), number: b"%d" % number} == expected
-    # Each message can also be read alone.
+    # Each message can also be read alone, and is the first one after the one before it.
     queue = store.queue("state", 0)
     for i in expected.keys() - {number}:
         found = store.get(queue, i, 1, 1 << 20)
         assert [decode_record(each).queue_offset for each in found.buffers] == [i]
     copy(store)
     assert {**content(store), number: b"%d" % number} == expected
+
+
+def test_many_damaged_units_hide_no_other_message(tmp_path: Path, open_compacted: OpenStore) -> None:
+    close_with_40_messages(open_compacted())
+    damaged = [0, *range(3, 9), *range(11, 17)]
+    for number in damaged:
+        damage_unit(tmp_path, number, **({"size": 5} if number % 3 else {}))
+    store = open_compacted()
+    copy(store)
+    sound = [i for i in range(40) if i not in damaged]
+    assert sorted(content(store)) == sound
+    queue = store.queue("state", 0)
+    for i in range(40):
+        found = store.get(queue, i, 1, 1 << 20)
+        assert decode_record(found.buffers[0]).queue_offset == min(each for each in sound if each >= i)
+
+
+@pytest.mark.parametrize("number", [3, 7, 8, 18])
+@pytest.mark.parametrize("queue_offset", [0, 6, 17])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_damaged_unit_hides_no_message_with_another_tag(
+    tmp_path: Path, open_compacted: OpenStore, number: int, queue_offset: int, wanted: int
+) -> None:
+    close_with_40_messages(open_compacted())
+    damage_unit(tmp_path, number, queue_offset=queue_offset)
+    store = open_compacted()
+    queue = store.queue("state", 0)
+    offset, found = 0, []
+    while offset < 40:
+        result = store.get(queue, offset, 32, 1 << 20, frozenset({wanted}))
+        found += [decode_record(each).queue_offset for each in result.buffers]
+        assert result.next_begin_offset > offset
+        offset = result.next_begin_offset
+    assert found == [i for i in range(wanted, 40, 2) if i != number]

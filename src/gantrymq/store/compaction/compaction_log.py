@@ -227,20 +227,15 @@ class CompactionLog:
                     size += unit.size
             looked_at -= len(units)
             number += len(units)
-            records = iter(segment.read(wanted))
-            for unit in units:
-                is_wanted = tags_codes is None or unit.tags_code in tags_codes
-                record = next(records) if is_wanted else None
-                is_damaged = is_wanted and record is None
-                if is_damaged or not result.next_begin_offset <= unit.queue_offset <= segment.last:
-                    # The queue offset can be wrong, and must not hide other messages.
+            for unit, record in zip(wanted, segment.read(wanted), strict=True):
+                if record is None or unit.queue_offset < result.next_begin_offset:
                     continue
                 if unit.queue_offset >= stops_at:
                     result.next_begin_offset = max(result.next_begin_offset, stops_at)
                     return
                 if matches is not None and result.next_begin_offset > begin and monotonic() >= matching_ends:
                     return
-                if record is not None and (matches is None or matches(record)):
+                if matches is None or matches(record):
                     if result.message_count and result.size + unit.size > most_bytes:
                         return
                     result.status = GetStatus.FOUND
@@ -251,13 +246,23 @@ class CompactionLog:
             if number >= segment.count:
                 result.next_begin_offset = max(result.next_begin_offset, min(segment.last + 1, stops_at))
                 segment = None
+            elif units[-1].queue_offset + 1 != result.next_begin_offset:
+                # The last units are not wanted, or damaged. A damaged one must not hide the messages after it.
+                passed = next((unit.queue_offset + 1 for unit in reversed(units) if segment.is_confirmed(unit)), begin)
+                if passed > stops_at:
+                    result.next_begin_offset = max(result.next_begin_offset, stops_at)
+                    return
+                result.next_begin_offset = max(result.next_begin_offset, passed)
         # If all these units are damaged, the next call must begin later.
         result.next_begin_offset = max(result.next_begin_offset, begin + 1)
 
     def store_time(self, queue_offset: int) -> int:
         """Returns the store time of the first message at or after a queue offset, in ms; -1 if there is none."""
         segment = self._segment_of(queue_offset)
-        return -1 if segment is None else segment.unit(segment.number_of(queue_offset)).store_time
+        if segment is None:
+            return -1
+        number = segment.number_of(queue_offset)
+        return segment.unit(number).store_time if number < segment.count else -1
 
     def _segment_of(self, queue_offset: int) -> Segment | None:
         """Returns the segment with the first message at or after a queue offset."""

@@ -3,10 +3,13 @@
 Java calls the second file a sparse consume queue (`SparseConsumeQueue`, `BatchConsumeQueue`): its units have the queue
 offsets, because offsets are missing where messages were compacted. Both files have the same name and a fixed size.
 They are read and written by system calls, so that a full disk is an error of a call, and no queue needs mappings.
+
+Units have no checksum. Only confirmed units count: the record at the unit's position has its size and queue offset.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError
-from gantrymq.protocol.record import BLANK_SIZE, MAGIC_BLANK, unpacker
+from gantrymq.protocol.record import BLANK_SIZE, MAGIC_BLANK, offset_of, unpacker
 from gantrymq.store.mapped_file import store_error, sync_file
 from gantrymq.system import files
 
@@ -32,6 +35,8 @@ _UNITS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 1 << 20
 _OPEN_FLAGS = files.O_RDWR | files.O_CLOEXEC
 _unpack_place = unpacker("size", "queue_offset")
+#: Size of a record up to the queue offset, in bytes.
+_PLACE_SIZE = offset_of("queue_offset") + 8
 
 
 class SparseUnit(NamedTuple):
@@ -111,30 +116,71 @@ class Segment:
                     f"{path} has {length} bytes, and {size} are configured: set compactionMappedFileSize and "
                     "compactionCqMappedFileSize to the sizes that the store was made with"
                 )
-        count = self._sizes.units // SPARSE_UNIT_SIZE
-        low = self._first(count, lambda unit: unit.size <= 0 or unit.physical_offset < self.base)
-        while low and not self._is_whole(low - 1):
-            logger.warning("%s: unit %d is incomplete and dropped", self.unit_path, low - 1)
-            low -= 1
-        self._set_count(low)
+        capacity = self._sizes.units // SPARSE_UNIT_SIZE
+        end = self._first(capacity, lambda unit: unit.size <= 0)
+        if self._has_data(end * SPARSE_UNIT_SIZE):
+            # A damaged unit has ended the search, or a full disk has cut off the last unit.
+            end = capacity
+        self._set_count(end)
+        if self.count != end:
+            logger.warning(
+                "%s: a unit is damaged or incomplete; the last sound one is %d", self.unit_path, self.count - 1
+            )
 
-    def _is_whole(self, number: int) -> bool:
-        """Whether a unit and its record were written completely. On a full disk, a write can end anywhere."""
-        unit = self.unit(number)
-        if number and unit.queue_offset <= self.unit(number - 1).queue_offset:
-            return False
-        return self.read([unit])[0] is not None
+    def _has_data(self, start: int) -> bool:
+        """Whether the units from a position in their file on have other bytes than zeros and the mark of the end."""
+        try:
+            fd = files.open(self.unit_path, files.O_RDONLY | files.O_CLOEXEC)
+            try:
+                if files.pread(fd, SPARSE_UNIT_SIZE, start) == _END_UNIT:
+                    start += SPARSE_UNIT_SIZE
+                while True:
+                    start = files.lseek(fd, start, files.SEEK_DATA)
+                    data = files.pread(fd, min(files.lseek(fd, start, files.SEEK_HOLE) - start, _BYTES_AT_ONCE), start)
+                    if data.count(0) < len(data):
+                        return True
+                    start += len(data)
+            finally:
+                files.close(fd)
+        except OSError as e:
+            if e.errno == errno.ENXIO:
+                # The rest of the file is a hole.
+                return False
+            raise store_error(e, f"can't read {self.unit_path}") from e
 
-    def _set_count(self, count: int) -> None:
-        self.count = count
-        self.position, self.first, self.last = 0, -1, -1
-        if count:
-            unit = self.unit(count - 1)
+    def _set_count(self, end: int) -> None:
+        """Sets the attributes to those of the units up to the last confirmed one before the number `end`."""
+        first, last = self._first_confirmed(0, end), self._last_confirmed(end)
+        if first is None or last is None:
+            self.count = self.position = 0
+            self.first = self.last = -1
+        else:
+            number, unit = last
+            self.count = number + 1
             self.position = unit.physical_offset + unit.size - self.base
-            self.last = unit.queue_offset
-            # Damaged units can be before it. The last one was checked.
-            whole = (each for each in map(self.unit, range(count)) if self.read([each])[0] is not None)
-            self.first = next(whole, unit).queue_offset
+            self.first, self.last = first[1].queue_offset, unit.queue_offset
+
+    def _last_confirmed(self, end: int) -> tuple[int, SparseUnit] | None:
+        """Returns the last confirmed unit before the number `end`, with its number."""
+        at_once = 1
+        while end > 0:
+            start = max(end - at_once, 0)
+            for number, unit in reversed(list(enumerate(self.units(start, end - start), start))):
+                if self.is_confirmed(unit):
+                    return number, unit
+            end, at_once = start, min(2 * at_once, _UNITS_AT_ONCE)
+        return None
+
+    def _first_confirmed(self, start: int, end: int) -> tuple[int, SparseUnit] | None:
+        """Returns the first confirmed unit from the number `start` to the one before `end`, with its number."""
+        at_once = 1
+        while start < end:
+            following = min(start + at_once, end)
+            for number, unit in enumerate(self.units(start, following - start), start):
+                if self.is_confirmed(unit):
+                    return number, unit
+            start, at_once = following, min(2 * at_once, _UNITS_AT_ONCE)
+        return None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -151,20 +197,37 @@ class Segment:
         ]
 
     def number_of(self, queue_offset: int) -> int:
-        """Returns the number of the first record at or after a queue offset. Raises StoreError.
-
-        The binary search ends beside a damaged unit if it comes to one. Then all units are searched.
-        """
+        """Returns the number of the first confirmed unit at or after a queue offset, or `count`. Raises StoreError."""
         number = self._first(self.count, lambda unit: unit.queue_offset >= queue_offset)
-        beside = self.units(max(number - 1, 0), 2 if 0 < number < self.count else 1)
-        if all(self.first <= unit.queue_offset <= self.last for unit in beside):
+        if self._is_between(number, queue_offset):
             return number
-        offsets = (unit.queue_offset for unit in self._all_units())
-        return next((each for each, offset in enumerate(offsets) if queue_offset <= offset <= self.last), self.count)
+        # A unit is damaged. Each step of this search uses the next confirmed unit.
+        low = 0
+        number = high = self.count
+        while low < high:
+            middle = (low + high) // 2
+            found = self._first_confirmed(middle, high)
+            if found is None:
+                high = middle
+            elif found[1].queue_offset >= queue_offset:
+                number, high = found[0], middle
+            else:
+                low = found[0] + 1
+        return number
 
-    def _all_units(self) -> Iterator[SparseUnit]:
-        for number in range(0, self.count, _UNITS_AT_ONCE):
-            yield from self.units(number, min(_UNITS_AT_ONCE, self.count - number))
+    def _is_between(self, number: int, queue_offset: int) -> bool:
+        """Whether confirmed units show that the unit `number` is the first one at or after a queue offset."""
+        before = max(number - 1, 0)
+        units = self.units(before, min(number + 1, self.count) - before)
+        if number < self.count and units[-1].queue_offset == queue_offset:
+            units = units[-1:]
+        return all(map(self.is_confirmed, units))
+
+    def is_confirmed(self, unit: SparseUnit) -> bool:
+        """Whether the record at the unit's position has its size and queue offset. Raises StoreError."""
+        if not self._is_in_file(unit):
+            return False
+        return _is_place_of(unit, _read(self.log_path, unit.physical_offset - self.base, _PLACE_SIZE))
 
     def _first(self, high: int, is_found: Callable[[SparseUnit], bool]) -> int:
         """Returns the number of the first unit before `high` for which `is_found` is true, or `high`."""
@@ -206,17 +269,14 @@ class Segment:
             for unit in units[at:following]:
                 start = unit.physical_offset - begin
                 record = data[start : start + unit.size]
-                is_right = len(record) == unit.size >= 28 and _unpack_place(record, 0) == (
-                    unit.size,
-                    unit.queue_offset,
-                )
-                records.append(record if is_right else None)
+                is_confirmed = len(record) == unit.size and _is_place_of(unit, record)
+                records.append(record if is_confirmed else None)
             at = following
         return records
 
     def _is_in_file(self, unit: SparseUnit) -> bool:
         position = unit.physical_offset - self.base
-        return 0 <= position < position + unit.size <= self._sizes.log
+        return 0 <= position < position + _PLACE_SIZE <= position + unit.size <= self._sizes.log
 
     def records(self) -> Iterator[tuple[SparseUnit, memoryview]]:
         """Yields all undamaged records with their units. Raises StoreError."""
@@ -273,10 +333,9 @@ class Segment:
 
     def cut(self, queue_offset: int) -> None:
         """Deletes the records from a queue offset on. Raises StoreError."""
-        count = self.number_of(queue_offset)
-        self._set_count(count)
+        self._set_count(self.number_of(queue_offset))
         for path, used, size in (
-            (self.unit_path, count * SPARSE_UNIT_SIZE, self._sizes.units),
+            (self.unit_path, self.count * SPARSE_UNIT_SIZE, self._sizes.units),
             (self.log_path, self.position, self._sizes.log),
         ):
             try:
@@ -301,6 +360,10 @@ class Segment:
                 files.unlink(path, missing_ok=True)
             except OSError as e:
                 raise store_error(e, f"can't delete {path}") from e
+
+
+def _is_place_of(unit: SparseUnit, record: bytes | memoryview) -> bool:
+    return len(record) >= _PLACE_SIZE and _unpack_place(record, 0) == (unit.size, unit.queue_offset)
 
 
 def _read(path: Path, at: int, size: int) -> bytes:
