@@ -48,6 +48,13 @@ class TierRange(NamedTuple):
     position: int
 
 
+class _QueueRanges(NamedTuple):
+    """The ranges of a queue, oldest first. Those from the index `start` on follow each other without a gap."""
+
+    parts: list[TierRange]
+    start: int
+
+
 class TierCatalog:
     """The segments of a tier in memory. One thread changes them, and another one may read them at the same time.
 
@@ -58,7 +65,9 @@ class TierCatalog:
     def __init__(self, most_ranges: int = _MOST_RANGES) -> None:
         self._most_ranges = most_ranges
         self._segments: list[Segment] = []
-        self._ranges: dict[tuple[str, int], list[TierRange]] = {}
+        self._ranges: dict[tuple[str, int], _QueueRanges] = {}
+        #: {base of a segment: its queues}.
+        self._queues: dict[int, list[tuple[str, int]]] = {}
         self._count = 0
         #: Segments that end at or before this physical offset have no ranges in memory.
         self._hidden_end = 0
@@ -101,8 +110,9 @@ class TierCatalog:
             position = 0
             for part in manifest.queues:
                 found = TierRange(segment, part.first, part.first + part.count, position)
-                insort(self._ranges.setdefault((part.topic, part.queue_id), []), found)
+                self._add_range((part.topic, part.queue_id), found)
                 position += part.count * UNIT_SIZE
+            self._queues[segment.base] = [(part.topic, part.queue_id) for part in manifest.queues]
             self._count += len(manifest.queues)
         insort(self._segments, segment)
         while self._count > self._most_ranges and self._hide_oldest():
@@ -126,15 +136,28 @@ class TierCatalog:
                 return True
         return False
 
+    def _add_range(self, key: tuple[str, int], part: TierRange) -> None:
+        known = self._ranges.get(key)
+        parts = known.parts if known is not None else []
+        if parts and parts[-1] < part and parts[-1].end == part.first:
+            # The usual case.
+            parts.append(part)
+        else:
+            self._ranges[key] = _ranges_of(sorted((*parts, part)))
+
     def _drop_ranges(self, base: int) -> None:
-        for key, ranges in list(self._ranges.items()):
-            kept = [part for part in ranges if part.segment.base != base]
-            if len(kept) < len(ranges):
-                self._count -= len(ranges) - len(kept)
-                if kept:
-                    self._ranges[key] = kept
-                else:
-                    del self._ranges[key]
+        queues = self._queues.pop(base, [])
+        self._count -= len(queues)
+        for key in set(queues):
+            parts, start = self._ranges[key]
+            # In a copy, because another thread may read the list.
+            kept = [part for part in parts if part.segment.base != base]
+            if not kept:
+                del self._ranges[key]
+            elif parts[0].segment.base == base:
+                self._ranges[key] = _QueueRanges(kept, max(start - len(parts) + len(kept), 0))
+            else:
+                self._ranges[key] = _ranges_of(kept)
 
     # -- queues -------------------------------------------------------------------------------------------------
 
@@ -144,13 +167,18 @@ class TierCatalog:
         A range belongs to them if the next one starts at its end. Ranges of a deleted topic with the same name, and
         those before a gap, are therefore not among them.
         """
-        found: list[TierRange] = []
-        for part in reversed(self._ranges.get((topic, queue_id), ())):
-            if part.first >= end:
-                continue
-            if part.end != end:
-                break
-            found.append(part)
-            end = part.first
-        found.reverse()
-        return found
+        parts, start = self._ranges.get((topic, queue_id), _QueueRanges([], 0))
+        while parts:
+            stop = bisect_left(parts, end, start, key=lambda part: part.first)
+            if stop > start:
+                return parts[start:stop] if parts[stop - 1].end == end else []
+            # The queue begins in the log before these ranges.
+            parts, start = _ranges_of(parts[:start])
+        return []
+
+
+def _ranges_of(parts: list[TierRange]) -> _QueueRanges:
+    start = max(len(parts) - 1, 0)
+    while start and parts[start - 1].end == parts[start].first:
+        start -= 1
+    return _QueueRanges(parts, start)

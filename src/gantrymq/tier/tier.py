@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -98,9 +99,10 @@ class Tier:
         """
         ranges = self._ranges(queue)
         min_offset = ranges[0].first if ranges else queue.min_offset
-        part = next((part for part in ranges if part.first <= offset < part.end), None)
-        if part is None:
+        at = bisect_right(ranges, offset, key=lambda part: part.first) - 1
+        if at < 0 or offset >= ranges[at].end:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, min_offset, min_offset, queue.max_offset)
+        part = ranges[at]
         max_bytes = min(max_bytes, _READ_BYTES)
         if matches is not None:
             max_messages = min(max_messages, _MATCHED_MESSAGES)
