@@ -10,6 +10,7 @@ import inspect
 import queue
 import re
 import socket
+import time
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
@@ -365,7 +367,10 @@ def _told() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1") as cluster:
+    with (
+        TemporaryDirectory() as tier,
+        EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1", tiered_store_file_path=tier) as cluster,
+    ):
         address = cluster.name_server
         received: queue.Queue[MessageExt] = queue.Queue()
         reader = PushConsumer(address, "readers", received.put, start_from="earliest")
@@ -379,8 +384,18 @@ def _told() -> str:
             producer.send(Message("%DLQ%readers", b"given up"))
             with SyncPushConsumer(reader):
                 received.get(timeout=30)
-                with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                    return str(answer.read().decode())
+                deadline = time.monotonic() + 30
+                # The broker finds the segments of its tier in the background.
+                while "gantry_tier_segments" not in (text := _fetch(f"http://127.0.0.1:{port}/metrics")):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError("the broker reports no metrics of its tier")
+                    time.sleep(0.1)
+                return text
+
+
+def _fetch(url: str) -> str:
+    with urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 class _Ends:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
+from wait_until import wait_until
 
 from gantrymq.arrow.columns import VALUE
 from gantrymq.cli.main import run
@@ -87,13 +88,20 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
         for page, text in TEXTS.items()
         for language, code in re.findall(r"^```(python|sh)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     ]
-    assert len(snippets) == 12
-    with EmbeddedCluster(directory=tmp_path) as cluster:
+    assert len(snippets) == 13
+    tier = tmp_path / "tier"
+    with EmbeddedCluster(
+        directory=tmp_path, mapped_file_size_commit_log=32 * 1024, tiered_store_file_path=str(tier)
+    ) as cluster:
         send_numbers(cluster, "orders", range(200))
         send_json(cluster.name_server)
+        # More than one file of the log.
+        send_numbers(cluster, "others", range(400))
+        wait_until(lambda: list((tier / "DefaultCluster" / "broker-a" / "segments").glob("*.json")))
         names: dict[str, object] = {}
         for page, language, snippet in snippets:
             code = snippet.replace("127.0.0.1:9876", cluster.name_server).replace("/data/", f"{tmp_path}/")
+            code = code.replace("s3://messages/production", str(tier))
             if language == "sh":
                 assert run(shlex.split(code)[1:]) == 0
             else:

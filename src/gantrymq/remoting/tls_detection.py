@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.logs import peer_log
@@ -155,7 +156,7 @@ class TlsDetection:
         del self._silent[sock]
 
 
-def _retrieve_error(opening: asyncio.Future[object]) -> None:
+def _retrieve_error(opening: asyncio.Future[Any]) -> None:
     """Retrieves the error of a connection that did not come about, so that asyncio does not log it."""
     if not opening.cancelled():
         opening.exception()
