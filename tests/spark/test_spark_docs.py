@@ -80,6 +80,13 @@ def send_json(name_server: str) -> None:
     asyncio.run(send())
 
 
+def make_tier(directory: Path) -> None:
+    """Makes a tier with at least one log file."""
+    with EmbeddedCluster(mapped_file_size_commit_log=32 * 1024, tiered_store_file_path=str(directory)) as cluster:
+        send_numbers(cluster, "orders", range(1000))
+        wait_until(lambda: list((directory / "DefaultCluster" / "broker-a" / "segments").glob("*.json")))
+
+
 @pytest.mark.spark
 def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
     """The snippets run in order, as a reader would run them. The first one gets the session of the test."""
@@ -90,14 +97,10 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
     ]
     assert len(snippets) == 13
     tier = tmp_path / "tier"
-    with EmbeddedCluster(
-        directory=tmp_path, mapped_file_size_commit_log=32 * 1024, tiered_store_file_path=str(tier)
-    ) as cluster:
+    make_tier(tier)
+    with EmbeddedCluster(directory=tmp_path) as cluster:
         send_numbers(cluster, "orders", range(200))
         send_json(cluster.name_server)
-        # More than one file of the log.
-        send_numbers(cluster, "others", range(400))
-        wait_until(lambda: list((tier / "DefaultCluster" / "broker-a" / "segments").glob("*.json")))
         names: dict[str, object] = {}
         for page, language, snippet in snippets:
             code = snippet.replace("127.0.0.1:9876", cluster.name_server).replace("/data/", f"{tmp_path}/")
