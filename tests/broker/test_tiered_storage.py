@@ -385,3 +385,16 @@ async def test_a_slave_reads_the_tier_of_its_master(tmp_path: Path) -> None:
         assert slave.store.queue("orders", 0).min_offset > 40
         assert await min_offset(peer) == 0
         assert await read_all(peer, 0) == sent
+
+
+async def test_light_queues_do_not_depend_on_the_tier(tmp_path: Path, remoting: RemotingClient) -> None:
+    async with started(tmp_path / "store", tmp_path / "tier", enable_lmq=True) as broker:
+        peer = await peer_of(broker, remoting)
+        await fill(peer, 40, INNER_MULTI_DISPATCH="%LMQ%a")
+        await uploaded(broker)
+        await deleted(broker, peer)
+        assert broker.context.tier is not None
+        broker.context.tier.use(None)
+        assert (await peer.pull("orders", 0)).code == ResponseCode.SYSTEM_BUSY
+        assert (await peer.pull("%LMQ%a", 0)).code == ResponseCode.PULL_OFFSET_MOVED
+        assert await min_offset(peer, "%LMQ%a") > 0

@@ -44,6 +44,11 @@ class LightQueue(ConsumeQueue):
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
+    def may_have_older(self) -> bool:
+        """False, because tiered storage has no light queues."""
+        return False
+
+    @property
     def first_offset(self) -> int:
         return self.min_offset
 
