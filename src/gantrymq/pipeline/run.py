@@ -148,6 +148,11 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
         builder = builder.config(key, value)
     with _own_interrupt_handler():
         server = builder.getOrCreate()
+    jvm: Any = server._jvm
+    # While Spark stops, threads of its queries can fail. Their errors belong into the log, not to standard error.
+    jvm.java.lang.Thread.setDefaultUncaughtExceptionHandler(
+        jvm.org.apache.spark.util.SparkUncaughtExceptionHandler(False)
+    )
     # The code in the files of a pipeline must use the client.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     try:

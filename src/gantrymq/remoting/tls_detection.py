@@ -66,15 +66,17 @@ class TlsDetection:
         self._loop = asyncio.get_running_loop()
         #: Sockets that have sent no byte, with their time of arrival, oldest first.
         self._silent: dict[network.Socket, float] = {}
+        #: Sockets whose connection is being made. They leave as soon as their protocol has the connection.
+        self._opening: set[network.Socket] = set()
         self._beginning = Tasks("new connections")
 
     def __len__(self) -> int:
-        return len(self._silent) + len(self._beginning)
+        return len(self._silent) + len(self._opening)
 
     def add(self, sock: network.Socket) -> None:
         """Adds a connected, non-blocking socket."""
         if self._tls is None:
-            self._beginning.start(self._begin(sock, is_tls=False))
+            self._start(sock, is_tls=False)
             return
         self._loop.add_reader(sock, self._first_byte, sock)
         self._silent[sock] = monotonic()
@@ -107,9 +109,19 @@ class TlsDetection:
             self._drop(sock)
             return
         self._forget(sock)
+        self._start(sock, is_tls=is_tls)
+
+    def _start(self, sock: network.Socket, *, is_tls: bool) -> None:
+        self._opening.add(sock)
         self._beginning.start(self._begin(sock, is_tls=is_tls))
 
     async def _begin(self, sock: network.Socket, *, is_tls: bool) -> None:
+        try:
+            await self._open(sock, is_tls=is_tls)
+        finally:
+            self._opening.discard(sock)
+
+    async def _open(self, sock: network.Socket, *, is_tls: bool) -> None:
         context = None
         if is_tls:
             assert self._tls is not None
@@ -129,6 +141,7 @@ class TlsDetection:
         opening = asyncio.ensure_future(
             self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
         )
+        opening.add_done_callback(lambda _: self._opening.discard(sock))
         try:
             await asyncio.shield(opening)
         except OSError as e:
