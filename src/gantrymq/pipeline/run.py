@@ -9,10 +9,12 @@ In addition to `spark-pipelines run`, it
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +36,8 @@ from gantrymq.protocol.message import Message
 from gantrymq.spark import session_builder
 from gantrymq.spark.versions import HAS_PIPELINES
 from gantrymq.testing.processes import ProcessCluster
+
+log = logging.getLogger(__name__)
 
 NAME_SERVER = "pipeline.nameServer"
 CONTEXT = "pipeline.context"
@@ -107,14 +111,14 @@ def run_project(
                 report(f"{sent} messages of {SAMPLE} sent to {topic}")
         settings[NAME_SERVER] = name_server
         on_this_machine = master is None or master.startswith("local")
-        log = SparkLog(directory / STATE)
+        spark_log = SparkLog(directory / STATE)
         of_spark = (_local_settings(directory) if on_this_machine else {}) | settings
-        of_spark[_JAVA_OPTIONS] = f"{log.java_option} {of_spark.get(_JAVA_OPTIONS, '')}".rstrip()
+        of_spark[_JAVA_OPTIONS] = f"{spark_log.java_option} {of_spark.get(_JAVA_OPTIONS, '')}".rstrip()
         try:
             with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
                 _run(spark, path, settings, report)
         except (PySparkException, Py4JError) as e:
-            raise RunFailed(f"{without_java_frames(str(e))}\nthe log of Spark is {log.path}") from e
+            raise RunFailed(f"{without_java_frames(str(e))}\nthe log of Spark is {spark_log.path}") from e
         if topic := settings.get(RESULT_TOPIC):
             count = asyncio.run(message_count(name_server, topic, reached_by))
             report(f"{topic} has {count} messages")
@@ -160,9 +164,17 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
         try:
             yield cast(SparkSession, client)
         finally:
+            # While Spark stops, threads of its client can fail, too.
+            threading.excepthook = _log_thread_error
             client.stop()
     finally:
         server.stop()
+        threading.excepthook = threading.__excepthook__
+
+
+def _log_thread_error(error: threading.ExceptHookArgs) -> None:
+    """Logs the error instead of printing it to standard error."""
+    log.debug("a thread of Spark's client failed", exc_info=error.exc_value)
 
 
 @contextmanager
