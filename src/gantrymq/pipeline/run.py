@@ -153,12 +153,13 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
     with _own_interrupt_handler():
         server = builder.getOrCreate()
     jvm: Any = server._jvm
-    # While Spark stops, threads of its queries can fail. Their errors belong into the log, not to standard error.
+    # While Spark stops, threads of its queries can fail. Write their errors to Spark's log, not to standard error.
     jvm.java.lang.Thread.setDefaultUncaughtExceptionHandler(
         jvm.org.apache.spark.util.SparkUncaughtExceptionHandler(False)
     )
     # The code in the files of a pipeline must use the client.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    print_thread_error = threading.excepthook
     try:
         client = ConnectSession.builder.remote(f"sc://localhost:{port}").getOrCreate()
         try:
@@ -169,7 +170,7 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
             client.stop()
     finally:
         server.stop()
-        threading.excepthook = threading.__excepthook__
+        threading.excepthook = print_thread_error
 
 
 def _log_thread_error(error: threading.ExceptHookArgs) -> None:

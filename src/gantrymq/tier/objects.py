@@ -40,7 +40,7 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drops what was written."""
+        """Discards the written bytes. The object does not appear."""
 
     def __enter__(self) -> Self:
         return self

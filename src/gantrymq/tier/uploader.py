@@ -54,7 +54,7 @@ class PiecewiseObject:
         writer.commit()
 
     def discard(self) -> None:
-        """Drops what was written since the last `commit`."""
+        """Discards the bytes written since the last `commit`."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.discard()

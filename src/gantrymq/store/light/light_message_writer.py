@@ -53,7 +53,6 @@ class LightMessageWriter:
 
         Raises the errors of `MessageWriter.append`, and StoreError. Nothing is stored then.
         """
-
         queues = None
         # `in` takes 45 ns in a str and 300 ns in bytes.
         is_named = _DISPATCH_TEXT in properties.decode("latin-1")
@@ -64,20 +63,9 @@ class LightMessageWriter:
             else:
                 log.warning("a message of topic %s is not dispatched: %s", queue.topic, problem)
                 properties = without_property(properties, _OFFSETS)
-        if not queues:
-            return self._append(
-                queue,
-                flag,
-                sys_flag,
-                born_timestamp,
-                born_host,
-                reconsume_times,
-                body,
-                properties,
-                tags_code,
-                prepared_transaction_offset,
-            )
-        properties = with_queue_offsets(properties, [None if light is None else light.max_offset for light in queues])
+        if queues:
+            offsets = [None if light is None else light.max_offset for light in queues]
+            properties = with_queue_offsets(properties, offsets)
         result = self._append(
             queue,
             flag,
@@ -90,5 +78,6 @@ class LightMessageWriter:
             tags_code,
             prepared_transaction_offset,
         )
-        self._queues.add(queues, result, tags_code)
+        if queues:
+            self._queues.add(queues, result, tags_code)
         return result
