@@ -284,16 +284,22 @@ def test_a_disk_that_is_not_mounted_cuts_nothing(tmp_path, aborted):
     store.close()
 
 
-def test_one_of_several_directories_that_is_no_longer_configured_cuts_nothing(tmp_path):
+@pytest.mark.parametrize("left", ["ab", "a"])
+def test_a_directory_that_is_no_longer_configured_cuts_nothing(tmp_path, left):
     store = open_store(tmp_path / "store", **disks(tmp_path))
     while len(where(tmp_path)) < 3:
         fill(store, 1)
     end = store.max_physical_offset
     store.close()
     with pytest.raises(StoreError, match="but had messages after it"):
-        open_store(tmp_path / "store", **disks(tmp_path, "ab"))
+        open_store(tmp_path / "store", **disks(tmp_path, left))
     store = open_store(tmp_path / "store", **disks(tmp_path))
     assert store.max_physical_offset == end
+    store.close()
+    # The remedy for a directory that is lost.
+    (tmp_path / "store" / "checkpoint").unlink()
+    store = open_store(tmp_path / "store", **disks(tmp_path, left))
+    assert 0 < store.max_physical_offset < end
     store.close()
 
 

@@ -476,7 +476,7 @@ def test_files_behind_the_end_are_deleted(tmp_path):
 
 
 def test_lost_log_drops_units(tmp_path):
-    """If the log is replaced by an older copy, units that point behind its end are dropped."""
+    """If the log is replaced by an older copy, the store opens without the checkpoint, and drops later units."""
     old, new = tmp_path / "old", tmp_path / "new"
     expected = fill(old, 100)
     shutil.copytree(old, new)
@@ -486,6 +486,9 @@ def test_lost_log_drops_units(tmp_path):
     store.close()
     shutil.rmtree(new / "commitlog")
     shutil.copytree(old / "commitlog", new / "commitlog")
+    with pytest.raises(StoreError, match="but had messages after it"):
+        open_store(new)
+    (new / "checkpoint").unlink()
     assert reopened(new) == expected
 
 

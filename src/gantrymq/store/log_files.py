@@ -105,7 +105,7 @@ class LogFiles:
                 log.warning("%s has %d bytes in place of %d: the rest is taken as empty", path, length, self.file_size)
             expected = base + self.file_size
             self._table[base] = file
-        if self.paths.has_several and found and checkpoint.confirm_phy_offset > expected:
+        if found and checkpoint.confirm_phy_offset > expected:
             raise self.ends_early(expected)
         if self.paths.has_several:
             # Otherwise the first files could be on full disks.
@@ -120,7 +120,7 @@ class LogFiles:
         hint = f" ({', '.join(map(str, self.empty))} has none)" if self.empty else ""
         return StoreError(
             f"the log in {self.paths} ends at {end}, but had messages after it: mount, configure or restore the "
-            f"directory with the file {end:020d}{hint}"
+            f"directory with the file {end:020d}{hint}, or delete the file checkpoint to begin without these messages"
         )
 
     def _drop_unused(self, found: list[LogFile], unused: list[LogFile], *, was_aborted: bool) -> None:
