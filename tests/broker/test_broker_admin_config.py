@@ -34,6 +34,7 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.steps import finish
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.key_lookup import by_key
 
 #: Values of Java's thread pools and of its TransientStorePool, as of an idle Java broker.
 CONSTANT_FIGURES = {
@@ -228,7 +229,7 @@ async def test_an_index_that_was_off_at_the_start(tmp_path: Path, remoting: Remo
     assert (await update(peer, "messageIndexEnable=true")).code == ResponseCode.SUCCESS
     # A background thread creates the first index file.
     await until(lambda: broker.store.keys.build_index(1.0))
-    assert finish(broker.store.keys.find_by_key("orders", "k", 0, 1 << 62, 10)) == [0]
+    assert finish(broker.store.keys.find(by_key("orders", "k", 0, 1 << 62, 10))) == [0]
     await broker.stop()
 
 

@@ -146,7 +146,7 @@ async def test_many_searches_at_once_hold_up_nobody(
             yield
         return []
 
-    monkeypatch.setattr(broker.store.keys, "find_by_key", search)
+    monkeypatch.setattr(broker.store.keys, "find", search)
     counting = asyncio.create_task(count_turns())
     answers = await asyncio.gather(*(query(peer, "key") for _ in range(50)))
     counting.cancel()

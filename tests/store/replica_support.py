@@ -17,6 +17,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED,
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
+from gantrymq.store.key_lookup import by_unique_key
 from gantrymq.store.message_store import MessageStore
 
 HOST_V6 = encode_host("2001:db8::1", 10911)
@@ -147,4 +148,4 @@ def assert_equal(master: MessageStore, slave: MessageStore) -> None:
         for at, _, _ in units[::7]:
             first_property = slave.read_record(at).properties.partition(b"\x02")[0].decode()
             if first_property.startswith("KEYS\x01"):
-                assert at in finish(slave.keys.find_by_unique_key(topic, f"u{first_property[5:]}"))
+                assert at in finish(slave.keys.find(by_unique_key(topic, f"u{first_property[5:]}")))

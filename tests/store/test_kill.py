@@ -14,6 +14,7 @@ from nursery import Nursery, nursery
 from store_support import finish, open_store, read_all
 
 from gantrymq.protocol.properties import find_property
+from gantrymq.store.key_lookup import by_unique_key
 from gantrymq.store.verify import verify
 
 ROUNDS = 50
@@ -95,4 +96,4 @@ def check(root: Path, acknowledged: dict[tuple[str, int], dict[int, str]]) -> No
 
 
 def _find(store, key: str) -> list[int]:
-    return [at for topic in "ABC" for at in finish(store.keys.find_by_unique_key(topic, key))]
+    return [at for topic in "ABC" for at in finish(store.keys.find(by_unique_key(topic, key)))]

@@ -15,6 +15,7 @@ from wait_until import wait_until
 from gantrymq.errors import StoreError
 from gantrymq.store import retention
 from gantrymq.store.checkpoint import load_checkpoint, save_checkpoint
+from gantrymq.store.key_lookup import by_key
 from gantrymq.system import files
 
 
@@ -49,7 +50,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
         put(store, store.queue(f"T{n % 50}", n % 3), bytes(1000), properties=properties)
     while not store.keys.build_index(1):
         pass
-    assert len(finish(store.keys.find_by_key("T0", "k0", 0, 1 << 62, 10))) == 1
+    assert len(finish(store.keys.find(by_key("T0", "k0", 0, 1 << 62, 10)))) == 1
     flushed(store)
     store.delete_topic("T1")
     monkeypatch.setattr(retention, "used_percent", lambda path: 86.0)

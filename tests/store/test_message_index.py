@@ -27,6 +27,7 @@ from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.index_file import IndexFile
 from gantrymq.store.index_keys import KeyHash, keys_of
+from gantrymq.store.key_lookup import by_key, by_tags, by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 from gantrymq.system import files
@@ -53,7 +54,7 @@ def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
 
 
 def find(store: MessageStore, topic: str, key: str, begin: int = 0, end: int = FOREVER, limit: int = 64) -> list[bytes]:
-    return [store.read_record(at).body for at in finish(store.keys.find_by_key(topic, key, begin, end, limit))]
+    return [store.read_record(at).body for at in finish(store.keys.find(by_key(topic, key, begin, end, limit)))]
 
 
 def index_files(root: Path) -> list[Path]:
@@ -109,7 +110,7 @@ def test_javas_index_is_used(java_root, aborted):
     store = java_store(java_root)
     assert find(store, "Fruit", "订单3") == [b"body 3"]
     assert find(store, "Nut", "hot") == [b"body 0", b"body 20", b"body 40"]
-    assert len(finish(store.keys.find_by_tags("Nut", "A", 0, FOREVER, 64))) == 15
+    assert len(finish(store.keys.find(by_tags("Nut", "A", 0, FOREVER, 64)))) == 15
     put(store, store.queue("Nut", 0), b"ours", properties=properties(keys="hot"))
     assert find(store, "Nut", "hot")[-1] == b"ours"
     store.close()
@@ -175,10 +176,10 @@ def test_found_by_each_of_its_keys(store):
     assert find(store, "T", "c") == find(store, "T", "U1") == [b"one"]
     assert find(store, "T", "a b  c") == find(store, "T", "d") == find(store, "T", "") == find(store, "", "a") == []
     assert find(store, "T", "a", limit=0) == find(store, "T", "\ud800") == []
-    unique = finish(store.keys.find_by_unique_key("T", "U2"))
+    unique = finish(store.keys.find(by_unique_key("T", "U2")))
     assert [store.read_record(at).body for at in unique] == [b"two"]
-    assert finish(store.keys.find_by_unique_key("T", "b")) == []
-    tagged = finish(store.keys.find_by_tags("T", "b", 0, FOREVER, 64))
+    assert finish(store.keys.find(by_unique_key("T", "b"))) == []
+    tagged = finish(store.keys.find(by_tags("T", "b", 0, FOREVER, 64)))
     assert [store.read_record(at).body for at in tagged] == [b"three"]
 
 

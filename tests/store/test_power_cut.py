@@ -9,6 +9,7 @@ import pytest
 from power_cut import Disk
 from store_support import finish, flush_queues, open_store, put, read_all, release, stop_flushers
 
+from gantrymq.store.key_lookup import by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -81,5 +82,5 @@ def check(store: MessageStore, acknowledged: dict[tuple[str, int], dict[int, byt
     for (topic, _), messages in acknowledged.items():
         for body in list(messages.values())[::7]:
             key = body.split(b" ", 1)[0].decode()
-            found = [store.read_record(at).body for at in finish(store.keys.find_by_unique_key(topic, key))]
+            found = [store.read_record(at).body for at in finish(store.keys.find(by_unique_key(topic, key)))]
             assert body in found

@@ -31,6 +31,7 @@ from gantrymq.background.report import JobReport
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
 from gantrymq.store import mapped_file, message_index, message_writer, preallocation
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.key_lookup import by_key
 from gantrymq.store.log_preallocation import LogPreallocation
 from gantrymq.store.message_store import MessageStore, PutResult
 from gantrymq.system import files
@@ -101,7 +102,7 @@ def test_who_builds_the_index_makes_no_file(store: MessageStore, monkeypatch: py
         mapped_file.MappedFile, "make", lambda *args: (allocating.add(threading.current_thread().name), make(*args))
     )
     assert not store.keys.build_index(10)
-    search = store.keys.find_by_key("T", "k299", 0, 1 << 62, 10)
+    search = store.keys.find(by_key("T", "k299", 0, 1 << 62, 10))
     go_on.set()
     for n in range(300):
         result = put_patiently(store, queue, b"%d" % n, properties=b"KEYS\x01k%d\x02" % n)
@@ -290,7 +291,7 @@ def test_no_room_for_the_index(
         wait_until(has_been_tried)
     wait_until(lambda: store.keys.build_index(10))
     wait_until(lambda: making.failing_since is None)
-    assert finish(store.keys.find_by_key("T", "k", 0, 1 << 62, 10)) == [result.physical_offset]
+    assert finish(store.keys.find(by_key("T", "k", 0, 1 << 62, 10))) == [result.physical_offset]
     said = [record for record in caplog.records if record.name in (preallocation.__name__, message_index.__name__)]
     assert [record.levelname for record in said if "the disk is full" in record.getMessage()] == ["WARNING", "WARNING"]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

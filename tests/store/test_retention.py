@@ -28,6 +28,7 @@ from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
 from gantrymq.store import message_store, message_writer, retention
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
+from gantrymq.store.key_lookup import by_key, by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.retention import Cleaning, Retention, used_percent
 from gantrymq.store.trash import Trash
@@ -272,14 +273,14 @@ def test_the_index_follows(tmp_path, store, disk):
     fill(store)
     files = sorted((tmp_path / "index").iterdir())
     assert len(files) > 2
-    assert len(finish(store.keys.find_by_unique_key("T", "k0-1"))) == 1
+    assert len(finish(store.keys.find(by_unique_key("T", "k0-1")))) == 1
     disk.used = 86.0
     clean_all(store, at_hour(9))
-    assert finish(store.keys.find_by_unique_key("T", "k0-1")) == []
-    assert finish(store.keys.find_by_key("T", "all", 0, 1 << 62, 64)) == [5 * LOG_FILE]
+    assert finish(store.keys.find(by_unique_key("T", "k0-1"))) == []
+    assert finish(store.keys.find(by_key("T", "all", 0, 1 << 62, 64))) == [5 * LOG_FILE]
     assert sorted((tmp_path / "index").iterdir()) == files[-1:]
     put(store, store.queue("T", 0), b"new", properties=b"KEYS\x01all\x02")
-    assert len(finish(store.keys.find_by_key("T", "all", 0, 1 << 62, 64))) == 2
+    assert len(finish(store.keys.find(by_key("T", "all", 0, 1 << 62, 64)))) == 2
 
 
 def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
@@ -290,7 +291,7 @@ def test_an_index_that_is_behind_goes_on_where_the_log_begins(tmp_path, disk):
     disk.used = 86.0
     clean_all(store, at_hour(9))
     assert store.keys.index_behind_bytes == store.max_physical_offset - store.min_physical_offset
-    assert len(finish(store.keys.find_by_unique_key("T", "k199"))) == 1
+    assert len(finish(store.keys.find(by_unique_key("T", "k199")))) == 1
     assert store.keys.index_behind_bytes == 0
     store.close()
 

@@ -23,6 +23,7 @@ from gantrymq.errors import StoreError
 from gantrymq.store import index_file, retention
 from gantrymq.store.index_file import ENTRY, ENTRY_SIZE, HEADER_SIZE, read_header
 from gantrymq.store.index_keys import KeyHash
+from gantrymq.store.key_lookup import by_key
 from gantrymq.store.mapped_file import MappedFile
 from gantrymq.store.message_index import MessageIndex, index_paths
 from gantrymq.store.message_store import MessageStore
@@ -65,7 +66,7 @@ def test_no_step_takes_long(crowded):
     longest = []
     for _ in range(3):
         timer, steps, began = StepTimer(), 0, time.thread_time()
-        search = crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)
+        search = crowded.keys.find(by_key("T", COLLIDING[0], 0, FOREVER, 64))
         while True:
             steps += 1
             try:
@@ -88,11 +89,11 @@ def test_a_body_is_not_read(crowded, monkeypatch):
     Only one record has the key. The bodies of the others can have 4 MB each.
     """
     monkeypatch.setattr("gantrymq.protocol.record.decode_record", None)
-    assert len(finish(crowded.keys.find_by_key("T", COLLIDING[5], 0, FOREVER, 10))) == 10
+    assert len(finish(crowded.keys.find(by_key("T", COLLIDING[5], 0, FOREVER, 10)))) == 10
 
 
 def test_a_search_that_is_given_up(crowded):
-    search = crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)
+    search = crowded.keys.find(by_key("T", COLLIDING[0], 0, FOREVER, 64))
     next(search)
     search.close()
     directory = crowded.config.index_directory
@@ -101,7 +102,7 @@ def test_a_search_that_is_given_up(crowded):
 
 def test_too_many_entries(crowded, monkeypatch, caplog):
     limit_entries_read(monkeypatch, 1000)
-    assert finish(crowded.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 64)) == []
+    assert finish(crowded.keys.find(by_key("T", COLLIDING[0], 0, FOREVER, 64))) == []
     assert "gave up looking for" in caplog.text
 
 
@@ -149,7 +150,7 @@ def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
     flushed(store)
     assert store.keys.build_index(60)
     at_begin = list(expected)
-    searches = [store.keys.find_by_key("T", COLLIDING[0], 0, FOREVER, 1 << 30) for _ in range(3)]
+    searches = [store.keys.find(by_key("T", COLLIDING[0], 0, FOREVER, 1 << 30)) for _ in range(3)]
     found: list[list[int]] = []
     while searches:
         search = rng.choice(searches)
@@ -180,7 +181,7 @@ def test_the_store_is_closed_meanwhile(tmp_path):
     store = open_store(tmp_path)
     put_keys(store, COLLIDING, 64)
     assert store.keys.build_index(60)
-    search = store.keys.find_by_key("T", COLLIDING[-1], 0, FOREVER, 64)
+    search = store.keys.find(by_key("T", COLLIDING[-1], 0, FOREVER, 64))
     next(search)
     next(search)
     assert mapped_files(tmp_path / "index")
@@ -265,7 +266,7 @@ def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, er
     assert entries == sorted(entries)
     for n in range(60):
         for key in "abc":
-            (at,) = finish(store.keys.find_by_key("T", f"{key}{n}", 0, FOREVER, 64))
+            (at,) = finish(store.keys.find(by_key("T", f"{key}{n}", 0, FOREVER, 64)))
             assert store.read_record(at).body == b"%d" % n
     store.close()
     store = open_store(tmp_path, max_index_num=32)
@@ -306,6 +307,6 @@ def test_a_slice_is_bounded_whatever_the_keys_are(tmp_path, keys, count):
     assert len(entries) == messages * count
     assert entries == sorted(entries)
     for n in (0, messages - 1):
-        found = finish(store.keys.find_by_key("T", keys(n)[-1], 0, FOREVER, 64))
+        found = finish(store.keys.find(by_key("T", keys(n)[-1], 0, FOREVER, 64)))
         assert b"%d" % n in [store.read_record(at).body for at in found]
     store.close()

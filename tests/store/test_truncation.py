@@ -21,6 +21,7 @@ from store_support import LOG_FILE, UNITS_PER_FILE, crash, finish, flushed, log_
 
 from gantrymq.errors import StoreBusy, StoreError
 from gantrymq.store.index_file import IndexFile
+from gantrymq.store.key_lookup import by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -230,7 +231,7 @@ def test_who_has_more_than_is_left_goes_on_at_the_end(tmp_path: Path) -> None:
     slave.replica.truncate(results[6].physical_offset)
     queue = slave.queue("T", 0)
     assert slave.get(queue, 9, 32, 1 << 20).next_begin_offset == 6
-    assert finish(slave.keys.find_by_unique_key("T", "none")) == []
+    assert finish(slave.keys.find(by_unique_key("T", "none"))) == []
     closed_without_fault(master, slave)
 
 

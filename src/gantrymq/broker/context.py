@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
@@ -25,12 +26,14 @@ from gantrymq.broker.tables import (
     SubscriptionGroupTable,
     TablePersistence,
 )
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.tls import client_context
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 from gantrymq.tier.objects import open_objects
 from gantrymq.tier.tier import Tier
@@ -112,3 +115,14 @@ class BrokerContext:
     @property
     def is_slave(self) -> bool:
         return self.config.broker_role is BrokerRole.SLAVE
+
+    def min_offset(self, queue: ConsumeQueue) -> int:
+        """Returns the offset of the oldest message that consumers can pull, in the log or in the tier.
+
+        While the tier is unknown, only messages in the log count.
+        """
+        if self.tier is None:
+            return queue.min_offset
+        with suppress(RequestRefused):
+            return self.tier.min_offset(queue)
+        return queue.min_offset

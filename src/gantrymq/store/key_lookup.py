@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from typing import NamedTuple
 
 from gantrymq.errors import RecordError
 from gantrymq.protocol.record import topic_and_properties, unpacker
@@ -23,7 +24,60 @@ _STEP_S = 0.005
 _BUILD_STEPS = 10
 _PREALLOCATION_WAIT_S = 1.0
 
+_FOREVER_MS = 1 << 62
+_MAX_INT = (1 << 31) - 1
+#: `KeyQuery.place` of a search by unique key.
+_UNIQUE_PLACE = slice(1)
+
 _size_and_place = unpacker("size", "physical_offset")
+
+
+class KeyQuery(NamedTuple):
+    """A search for messages of a topic by key, tags or unique key. `by_key` and the functions after it make it.
+
+    Attributes:
+        topic: The topic.
+        key: The key in the format of `keys_of`.
+        begin_ms: Store timestamp of the oldest messages wanted, in ms.
+        end_ms: Store timestamp of the newest messages wanted, in ms.
+        max_num: Maximum number of messages.
+        place: The keys of a message among which `key` must be, as a slice of those from `keys_of`.
+    """
+
+    topic: bytes
+    key: bytes
+    begin_ms: int
+    end_ms: int
+    max_num: int
+    place: slice
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether it is a search by unique key."""
+        return self.place == _UNIQUE_PLACE
+
+    def matches(self, topic: bytes, properties: bytes) -> bool:
+        """Returns whether a record with this topic and these properties has the key."""
+        return topic == self.topic and self.key in keys_of(properties)[self.place]
+
+
+def by_key(topic: str, key: str, begin_ms: int, end_ms: int, max_num: int) -> KeyQuery:
+    """Returns a search by unique key or KEYS, for messages stored between two times, both inclusive."""
+    return KeyQuery(_encoded(topic), _encoded(key), begin_ms, end_ms, max_num, slice(None))
+
+
+def by_tags(topic: str, tags: str, begin_ms: int, end_ms: int, max_num: int) -> KeyQuery:
+    """Returns a search by tags, for messages stored between two times, both inclusive."""
+    return KeyQuery(_encoded(topic), TAGS_PREFIX + _encoded(tags), begin_ms, end_ms, max_num, slice(-1, None))
+
+
+def by_unique_key(topic: str, unique_key: str) -> KeyQuery:
+    """Returns a search by the id that a client generates (UNIQ_KEY), for any store time."""
+    return KeyQuery(_encoded(topic), _encoded(unique_key), 0, _FOREVER_MS, _MAX_INT, _UNIQUE_PLACE)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="replace")
 
 
 class KeyLookup:
@@ -52,39 +106,18 @@ class KeyLookup:
         """(store timestamp, physical offset) of the newest message in the index; zeros if the index is empty."""
         return self._index.last_update
 
-    def find_by_key(self, topic: str, key: str, begin_ms: int, end_ms: int, max_num: int) -> Search:
-        """Searches for messages of a topic by unique key or KEYS. Returns physical offsets, oldest first.
+    def find(self, query: KeyQuery) -> Search:
+        """Searches for messages. Returns physical offsets, oldest first.
 
-        The result has the newest `max_num` messages stored between the two times, both inclusive, but at most
-        `max_msgs_num_batch`. Messages of a deleted topic are included. The newest messages are missing while the index
-        lags far behind. Without `message_index_enable`, the result is empty.
+        The result has the newest `query.max_num` messages, but at most `max_msgs_num_batch`. Messages of a deleted
+        topic are included. The newest messages are missing while the index lags far behind. Without
+        `message_index_enable`, the result is empty.
 
         A search may read 200,000 entries, which takes half a second. The caller runs each step with `next`, in the
         thread that calls the store, and may do other work between two steps. A step raises StoreError if it can't read
         a file.
         """
-        return self._find(topic, key.encode(errors="replace"), begin_ms, end_ms, max_num, lambda keys, key: key in keys)
-
-    def find_by_tags(self, topic: str, tags: str, begin_ms: int, end_ms: int, max_num: int) -> Search:
-        """Searches for messages with these tags, as `find_by_key` does."""
-        key = TAGS_PREFIX + tags.encode(errors="replace")
-        return self._find(topic, key, begin_ms, end_ms, max_num, lambda keys, key: keys[-1:] == [key])
-
-    def find_by_unique_key(self, topic: str, unique_key: str) -> Search:
-        """Searches for messages with this client-generated id (UNIQ_KEY), as `find_by_key` does, for any store time."""
-        key, limit = unique_key.encode(errors="replace"), self._config.max_msgs_num_batch
-        return self._find(topic, key, 0, 1 << 62, limit, lambda keys, key: keys[:1] == [key])
-
-    def _find(
-        self,
-        topic: str,
-        key: bytes,
-        begin_ms: int,
-        end_ms: int,
-        max_num: int,
-        matches: Callable[[list[bytes], bytes], bool],
-    ) -> Search:
-        limit = min(max_num, self._config.max_msgs_num_batch)
+        limit = min(query.max_num, self._config.max_msgs_num_batch)
         if limit < 1 or not self._config.message_index_enable:
             return []
         steps, files_by = 0, monotonic() + _PREALLOCATION_WAIT_S
@@ -92,16 +125,13 @@ class KeyLookup:
             if not self._index.waits_for_file or monotonic() >= files_by:
                 steps += 1
             yield
-        topic_bytes = topic.encode(errors="replace")
         found: list[int] = []
         step_end = monotonic() + _STEP_S
-        for physical_offset in self._index.find(topic_bytes, key, begin_ms, end_ms):
-            if physical_offset is not None:
-                record_topic, properties = self._read(physical_offset)
-                if record_topic == topic_bytes and matches(keys_of(properties), key):
-                    found.append(physical_offset)
-                    if len(found) >= limit:
-                        break
+        for physical_offset in self._index.find(query.topic, query.key, query.begin_ms, query.end_ms):
+            if physical_offset is not None and query.matches(*self._read(physical_offset)):
+                found.append(physical_offset)
+                if len(found) >= limit:
+                    break
             if monotonic() >= step_end:
                 yield
                 step_end = monotonic() + _STEP_S

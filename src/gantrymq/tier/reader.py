@@ -6,20 +6,24 @@ The objects may be damaged. A message that is damaged is skipped, as one of a da
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.limits import MIB
 from gantrymq.logs import peer_log
-from gantrymq.protocol.record import FIXED_SIZE_V4, decode_record, store_timestamp_at
+from gantrymq.protocol.record import FIXED_SIZE_V4, Record, decode_record, store_timestamp_at, unpacker
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.store.index_file import ENTRY, ENTRY_SIZE
+from gantrymq.store.index_keys import KeyHash
+from gantrymq.store.key_lookup import KeyQuery
 from gantrymq.system import threads
 from gantrymq.system.clock import monotonic
 from gantrymq.tier.catalog import Segment, TierRange
 from gantrymq.tier.objects import Objects
-from gantrymq.tier.segment import LOG, QUEUES, object_name
+from gantrymq.tier.segment import INDEX, LOG, QUEUES, object_name
 
 log = peer_log(__name__)
 
@@ -30,6 +34,13 @@ CACHE_BYTES = 32 * MIB
 _UNITS = 1000
 #: A read ends after this time, in seconds, if it has checked a message. The messages of a queue can be far apart.
 _READ_S = 1.0
+#: A search by key reads the index in pieces of this size, in bytes.
+_INDEX_PIECE_BYTES = 200_000 * ENTRY_SIZE
+
+_hash_of_entry = Struct(">i").pack
+_record_size = unpacker("size")
+
+_ANOTHER_RECORD = "another record is at its position"
 
 
 class TierMessages(NamedTuple):
@@ -123,24 +134,64 @@ class TierReader:
             return -1
         return store_timestamp_at(self._few_bytes(_object(part.segment, LOG), at, FIXED_SIZE_V4), 0)
 
+    def with_key(self, segment: Segment, query: KeyQuery, max_bytes: int) -> list[bytes]:
+        """Returns the newest records of a segment that a search by key finds, newest first.
+
+        Reads the whole index of the segment, unless `query.max_num` records are found or the next one does not fit into
+        `max_bytes`. Raises as `messages` does.
+        """
+        records: list[bytes] = []
+        total = 0
+        for physical_offset in self._offsets_of(segment, KeyHash()(query.topic + b"#" + query.key)):
+            if len(records) >= query.max_num:
+                break
+            at = physical_offset - segment.base
+            if not 0 <= at <= segment.size - FIXED_SIZE_V4:
+                continue
+            size = _record_size(self._bytes(_object(segment, LOG), at, FIXED_SIZE_V4), 0)[0]
+            data, record, _ = self._decoded(segment, physical_offset, size)
+            # Another key can have the same hash.
+            if record is None or not query.matches(record.topic, record.properties):
+                continue
+            if not query.begin_ms <= record.store_timestamp <= query.end_ms:
+                continue
+            total += size
+            if total > max_bytes:
+                break
+            records.append(data)
+        return records
+
+    def _offsets_of(self, segment: Segment, key_hash: int) -> Iterator[int]:
+        """Yields the physical offsets of the index entries with this hash, newest first, each one once."""
+        source, wanted = _object(segment, INDEX), _hash_of_entry(key_hash)
+        last = -1
+        end = segment.index_size
+        while end:
+            start = max(end - _INDEX_PIECE_BYTES, 0)
+            # Not through the cache, which blocks of the index would fill.
+            piece = self._few_bytes(source, start, end - start)
+            at = piece.rfind(wanted)
+            while at >= 0:
+                entry_at = at // ENTRY_SIZE * ENTRY_SIZE
+                if at == entry_at:
+                    physical_offset = ENTRY.unpack_from(piece, at)[1]
+                    if physical_offset != last:
+                        last = physical_offset
+                        yield physical_offset
+                    entry_at -= ENTRY_SIZE
+                at = piece.rfind(wanted, 0, max(entry_at + len(wanted), 0))
+            end = start
+
     def _record(
         self, segment: Segment, queue: tuple[str, int], offset: int, physical_offset: int, size: int
     ) -> bytes | None:
         """Returns the record of a unit; None if it is damaged."""
         topic, queue_id = queue
-        at = physical_offset - segment.base
-        problem = "its unit points to no record of the segment"
-        if size >= FIXED_SIZE_V4 and 0 <= at <= segment.size - size:
-            data = self._bytes(_object(segment, LOG), at, size)
-            try:
-                record = decode_record(data)
-            except RecordError as e:
-                problem = str(e)
-            else:
-                found = record.size, record.physical_offset, record.queue_offset, record.queue_id, record.topic
-                if found == (size, physical_offset, offset, queue_id, topic.encode()):
-                    return data
-                problem = "another record is at its position"
+        data, record, problem = self._decoded(segment, physical_offset, size)
+        if record is not None:
+            if (record.queue_offset, record.queue_id, record.topic) == (offset, queue_id, topic.encode()):
+                return data
+            problem = _ANOTHER_RECORD
         log.warning(
             "message %d of %s-%d in the segment %020d of %s is skipped: %s",
             offset,
@@ -151,6 +202,20 @@ class TierReader:
             problem,
         )
         return None
+
+    def _decoded(self, segment: Segment, physical_offset: int, size: int) -> tuple[bytes, Record | None, str]:
+        """Returns the bytes at an offset and their record, or None and the problem if no such record is there."""
+        at = physical_offset - segment.base
+        if size < FIXED_SIZE_V4 or not 0 <= at <= segment.size - size:
+            return b"", None, "its entry points to no record of the segment"
+        data = self._bytes(_object(segment, LOG), at, size)
+        try:
+            record = decode_record(data)
+        except RecordError as e:
+            return b"", None, str(e)
+        if (record.size, record.physical_offset) != (size, physical_offset):
+            return b"", None, _ANOTHER_RECORD
+        return data, record, ""
 
     def _few_bytes(self, source: _Object, start: int, size: int) -> bytes:
         """Does the same as `_bytes` without the cache."""
@@ -191,5 +256,6 @@ class TierReader:
 
 
 def _object(segment: Segment, directory: str) -> _Object:
-    """Returns the log or the units of a segment."""
-    return _Object(object_name(directory, segment.name), segment.size if directory == LOG else segment.units_size)
+    """Returns the log, the units or the index of a segment."""
+    sizes = {LOG: segment.size, QUEUES: segment.units_size, INDEX: segment.index_size}
+    return _Object(object_name(directory, segment.name), sizes[directory])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.record import store_timestamp_at
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.store.key_lookup import KeyQuery
+from gantrymq.system.clock import monotonic
 from gantrymq.tier.catalog import TierCatalog, TierRange
 from gantrymq.tier.objects import Objects
 from gantrymq.tier.pool import TierThreads
@@ -30,6 +33,9 @@ _READ_TIMEOUT_S = 10.0
 _READ_BYTES = MIB
 #: Maximum number of messages that one read evaluates a SQL92 filter for. This blocks the event loop.
 _MATCHED_MESSAGES = 32
+#: Maximum duration of a search by key, in seconds. Clients wait longer for the response.
+_SEARCH_S = 5.0
+_SHORTER = "choose a shorter time range, or repeat it later"
 
 
 class Tier:
@@ -50,6 +56,7 @@ class Tier:
         self.messages_out = 0
         self._reader = TierReader(objects)
         self._threads = TierThreads("gantry-tier-read", _READ_THREADS, TIER_READS)
+        self._searching = asyncio.Lock()
 
     def use(self, catalog: TierCatalog | None) -> None:
         """Sets the segments; None if they are unknown."""
@@ -83,6 +90,14 @@ class Tier:
         ranges = self._ranges(queue)
         return ranges[0].first if ranges else queue.min_offset
 
+    def segment_time(self, queue: ConsumeQueue, offset: int) -> int | None:
+        """Returns when the segment with this queue offset began, in ms. The message was stored at or after it.
+
+        None if the offset is not in the tier. Raises as `get` does.
+        """
+        part = _range_with(self._ranges(queue), offset)
+        return None if part is None else part.segment.begin_timestamp
+
     async def get(
         self,
         queue: ConsumeQueue,
@@ -99,10 +114,9 @@ class Tier:
         """
         ranges = self._ranges(queue)
         min_offset = ranges[0].first if ranges else queue.min_offset
-        at = bisect_right(ranges, offset, key=lambda part: part.first) - 1
-        if at < 0 or offset >= ranges[at].end:
+        part = _range_with(ranges, offset)
+        if part is None:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, min_offset, min_offset, queue.max_offset)
-        part = ranges[at]
         max_bytes = min(max_bytes, _READ_BYTES)
         if matches is not None:
             max_messages = min(max_messages, _MATCHED_MESSAGES)
@@ -146,13 +160,50 @@ class Tier:
                 return max(found - 1, ranges[0].first) if upper else found
         return ranges[-1].end - 1 if upper and ranges else None
 
+    async def find(self, query: KeyQuery, before: int, max_bytes: int) -> list[bytes]:
+        """Returns the newest records with a key, newest first, from the segments before a physical offset.
+
+        A search by unique key begins with the oldest segment, and ends with the first one that has the key.
+
+        One search runs at a time, so that pulls have the other threads. `max_bytes` is the maximum size of the records,
+        in bytes. Raises as `get` does, and if the search takes too long and has found nothing yet.
+        """
+        if self.catalog is None:
+            raise self._unknown()
+        deadline = monotonic() + _SEARCH_S
+        found: list[bytes] = []
+        segments = [
+            segment
+            for segment in self.catalog
+            if segment.base < before
+            and segment.begin_timestamp <= query.end_ms
+            and segment.end_timestamp >= query.begin_ms
+        ]
+        if query.is_unique:
+            # Its message was stored soon after the id was made, and other messages rarely have the id.
+            segments.reverse()
+        async with self._searching:
+            while segments and len(found) < (1 if query.is_unique else query.max_num) and max_bytes > 0:
+                if monotonic() >= deadline:
+                    if found:
+                        break
+                    raise _refusal(f"the tier has too many messages for a search of {_SEARCH_S:.0f} s: {_SHORTER}")
+                rest = query._replace(max_num=query.max_num - len(found))
+                records = await self._run(partial(self._reader.with_key, segments.pop(), rest, max_bytes))
+                max_bytes -= sum(map(len, records))
+                found += records
+        return found
+
     def _ranges(self, queue: ConsumeQueue) -> list[TierRange]:
         # A queue that begins at 0 needs no tier, so consumers of new topics do not depend on it.
         if not queue.log_min_offset or not queue.may_have_older:
             return []
         if self.catalog is None:
-            raise _refusal(f"the segments in {self.objects} are not known yet: try again later")
+            raise self._unknown()
         return self.catalog.ranges(queue.topic, queue.queue_id, queue.log_min_offset)
+
+    def _unknown(self) -> RequestRefused:
+        return _refusal(f"the segments in {self.objects} are not known yet: try again later")
 
     async def _run(self, call: Callable[[], T]) -> T:
         """Returns the result of a read. Raises RequestRefused."""
@@ -162,6 +213,11 @@ class Tier:
             self.failed_reads += 1
             log.warning("%s can't be read: %s", self.objects, e or "no response in time")
             raise _refusal(f"the tier can't be read: try again later ({type(e).__name__})") from e
+
+
+def _range_with(ranges: list[TierRange], offset: int) -> TierRange | None:
+    at = bisect_right(ranges, offset, key=lambda part: part.first) - 1
+    return ranges[at] if at >= 0 and offset < ranges[at].end else None
 
 
 def _refusal(text: str) -> RequestRefused:

@@ -32,6 +32,7 @@ class ConsumeProgress(Feature):
         self._broker_name = context.config.broker_name
         self._address = context.address
         self._store = context.store
+        self._min_offset = context.min_offset
         self._topics = context.topics
         self._groups = context.groups
         self._members = context.members
@@ -98,7 +99,7 @@ class ConsumeProgress(Feature):
                 offsets.broker_offset = self._store.confirmed_end(queue)
                 offsets.pull_offset = max(consumed, self._deliveries.read_to(queue, group) or 0)
                 offsets.last_timestamp = max(0, self._store.store_time(queue, consumed - 1))
-                offsets.min_offset = queue.min_offset
+                offsets.min_offset = self._min_offset(queue)
             table[MessageQueue(name, self._broker_name, queue_id)] = offsets
             self._looked_at += 1
             if not self._looked_at % _LOOKED_AT:

@@ -15,9 +15,10 @@ from gantrymq.protocol.headers.query import (
     ViewMessageRequestHeader,
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.store.key_lookup import Search
+from gantrymq.store.key_lookup import KeyQuery, Search, by_key, by_tags, by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.queued_record import queued_record
+from gantrymq.tier.tier import Tier
 
 #: Name of the field that marks the key as a producer's message id (`MixAll.UNIQUE_MSG_QUERY_FLAG`).
 _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
@@ -25,6 +26,8 @@ _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
 _MAX_ANSWER_BYTES = MAX_FRAME_LENGTH - 64 * 1024
 #: Maximum number of searches in progress. Each takes up to 0.5 s of processor time, in steps.
 _MAX_SEARCHES = 100
+#: Largest expected difference between the clocks of a client and of the broker, in ms.
+_CLOCK_DIFFERENCE_MS = 3_600_000
 
 
 class MessageAdmin(Feature):
@@ -32,6 +35,7 @@ class MessageAdmin(Feature):
 
     def __init__(self, context: BrokerContext) -> None:
         self._store = context.store
+        self._tier = context.tier
         self._searches = 0
         self._turn = asyncio.Lock()
 
@@ -56,26 +60,42 @@ class MessageAdmin(Feature):
         span = header.begin_timestamp, header.end_timestamp, header.max_num
         match index_type:
             case "K":
-                search = self._store.keys.find_by_key(header.topic, header.key, *span)
+                query = by_key(header.topic, header.key, *span)
             case "T":
-                search = self._store.keys.find_by_tags(header.topic, header.key, *span)
+                query = by_tags(header.topic, header.key, *span)
             case "U":
-                search = self._store.keys.find_by_unique_key(header.topic, header.key)
+                query = by_unique_key(header.topic, header.key)
             case _:
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER, f"indexType {index_type[:100]!r}: must be K, T or U"
                 )
-        connection.respond_with(request, self._answer(search))
+        # The client's clock determines when a search by unique key begins. A search of the whole tier would take long.
+        oldest_ms = header.begin_timestamp - (_CLOCK_DIFFERENCE_MS if index_type == "U" else 0)
+        connection.respond_with(request, self._answer(query, oldest_ms))
         return None
 
-    async def _answer(self, search: Search) -> RemotingCommand:
+    async def _answer(self, query: KeyQuery, oldest_ms: int) -> RemotingCommand:
         if self._searches >= _MAX_SEARCHES:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{self._searches} searches by key are under way already")
         self._searches += 1
         try:
-            offsets = await self._finish(search)
+            records = self._records(await self._finish(self._store.keys.find(query)))
+            if self._tier is not None:
+                records += await self._older(self._tier, query._replace(begin_ms=oldest_ms), records)
         finally:
             self._searches -= 1
+        if not records:
+            raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+        timestamp, physical_offset = self._store.keys.index_last_update
+        return RemotingCommand.response(
+            header=QueryMessageResponseHeader(
+                index_last_update_timestamp=timestamp, index_last_update_phyoffset=physical_offset
+            ),
+            body=b"".join(reversed(records)),
+        )
+
+    def _records(self, offsets: list[int]) -> list[bytes]:
+        """Returns the records at these physical offsets, newest first, as many as fit into a response."""
         records: list[bytes] = []
         size = 0
         for offset in reversed(offsets):
@@ -89,15 +109,21 @@ class MessageAdmin(Feature):
             if records and size > _MAX_ANSWER_BYTES:
                 break
             records.append(record)
-        if not records:
-            raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
-        timestamp, physical_offset = self._store.keys.index_last_update
-        return RemotingCommand.response(
-            header=QueryMessageResponseHeader(
-                index_last_update_timestamp=timestamp, index_last_update_phyoffset=physical_offset
-            ),
-            body=b"".join(reversed(records)),
-        )
+        return records
+
+    async def _older(self, tier: Tier, query: KeyQuery, newer: list[bytes]) -> list[bytes]:
+        """Returns the records of the tier that are older than those found in the log, newest first.
+
+        Raises RequestRefused if the tier can't be searched and the log had no record.
+        """
+        rest = query._replace(max_num=min(query.max_num, self._store.config.max_msgs_num_batch) - len(newer))
+        max_bytes = _MAX_ANSWER_BYTES - sum(map(len, newer))
+        try:
+            return await tier.find(rest, self._store.min_physical_offset, max_bytes)
+        except RequestRefused:
+            if newer:
+                return []
+            raise
 
     async def _finish(self, search: Search) -> list[int]:
         # All searches share one step per event-loop iteration, in order. A short search therefore ends soon, even if

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from gantrymq.broker.admin.client_relay import ClientRelay
@@ -24,6 +25,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
+from gantrymq.tier.tier import Tier
 
 log = peer_log(__name__)
 
@@ -45,6 +47,8 @@ class OffsetAdmin(Feature):
         self._offsets_reset = context.events.offsets_reset
         self._broker_name = context.config.broker_name
         self._store = context.store
+        self._tier = context.tier
+        self._min_offset = context.min_offset
         self._topics = context.topics
         self._groups = context.groups
         self._members = context.members
@@ -89,7 +93,34 @@ class OffsetAdmin(Feature):
                 f"queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.read_queue_nums} queues",
             )
         queue_ids = range(topic.read_queue_nums) if header.queue_id < 0 else [header.queue_id]
-        return self._long_requests.run(connection, request, self._reset_queues(connection, request, header, queue_ids))
+        is_by_time = header.timestamp >= 0 and (header.queue_id < 0 or header.offset in _NO_OFFSET)
+        if self._tier is None or not is_by_time:
+            steps = self._reset_queues(connection, request, header, queue_ids, {})
+            return self._long_requests.run(connection, request, steps)
+        connection.respond_with(request, self._reset_by_tier(connection, request, header, queue_ids, self._tier))
+        return None
+
+    async def _reset_by_tier(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: ResetOffsetRequestHeader,
+        queue_ids: Sequence[int],
+        tier: Tier,
+    ) -> Reply:
+        """Resets the queues to a time that may be in the tier. Raises RequestRefused if the tier can't be read."""
+        older = {}
+        for queue_id in queue_ids:
+            queue = self._store.find_queue(header.topic, queue_id)
+            if queue is None:
+                continue
+            if self._store.offset_by_time(queue, header.timestamp) <= queue.min_offset:
+                found = await tier.offset_by_time(queue, header.timestamp)
+                if found is not None:
+                    older[queue_id] = found
+            await asyncio.sleep(0)
+        steps = self._reset_queues(connection, request, header, queue_ids, older)
+        return self._long_requests.run(connection, request, steps)
 
     def _reset_queues(
         self,
@@ -97,13 +128,17 @@ class OffsetAdmin(Feature):
         request: RemotingCommand,
         header: ResetOffsetRequestHeader,
         queue_ids: Sequence[int],
+        older: Mapping[int, int],
     ) -> Steps:
-        """Resets the queues in steps of `_RESET_AT_ONCE`, because a topic may have 65,536 queues."""
+        """Resets the queues in steps of `_RESET_AT_ONCE`, because a topic may have 65,536 queues.
+
+        `older` has the offsets at the time of the request that are in the tier, by queue id.
+        """
         body = ResetOffsetBody()
         for start in range(0, len(queue_ids), _RESET_AT_ONCE):
             if start:
                 yield
-            targets = {id_: self._target(header, id_) for id_ in queue_ids[start : start + _RESET_AT_ONCE]}
+            targets = {id_: self._target(header, id_, older) for id_ in queue_ids[start : start + _RESET_AT_ONCE]}
             self._reset(header.group, header.topic, targets)
             for queue_id, offset in targets.items():
                 body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
@@ -119,9 +154,9 @@ class OffsetAdmin(Feature):
             self._offsets.reset(group, topic, queue_id, offset, log_end)
         self._offsets_reset.publish(topic, group, offsets)
 
-    def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+    def _target(self, header: ResetOffsetRequestHeader, queue_id: int, older: Mapping[int, int]) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
-        first, end = (0, 0) if queue is None else (queue.min_offset, self._store.confirmed_end(queue))
+        first, end = (0, 0) if queue is None else (self._min_offset(queue), self._store.confirmed_end(queue))
         if header.queue_id >= 0 and header.offset not in _NO_OFFSET:
             if not first <= header.offset <= end:
                 raise RequestRefused(
@@ -131,7 +166,7 @@ class OffsetAdmin(Feature):
             return header.offset
         offset = end
         if queue is not None and header.timestamp >= 0:
-            offset = self._store.offset_by_time(queue, header.timestamp)
+            offset = older.get(queue_id, self._store.offset_by_time(queue, header.timestamp))
         current = self._offsets.query(header.group, header.topic, queue_id)
         return offset if header.is_force or current is None else min(offset, current)
 
@@ -173,7 +208,7 @@ class OffsetAdmin(Feature):
         for group in self._offsets.groups_of(header.topic) - left_out:
             for queue_id, offset in self._offsets.queues(group, header.topic).items():
                 queue = self._store.find_queue(header.topic, queue_id)
-                if offset >= (queue.min_offset if queue else 0):
+                if offset >= (self._min_offset(queue) if queue else 0):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _MAX_LONG))
                 done += 1
                 if not done % _LOOKED_AT:

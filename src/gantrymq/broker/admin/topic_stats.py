@@ -41,6 +41,7 @@ class TopicStats(Feature):
         self._long_requests = context.long_requests
         self._broker_name = context.config.broker_name
         self._store = context.store
+        self._min_offset = context.min_offset
         self._topics = context.topics
         self._members = context.members
         self._offsets = context.offsets
@@ -66,7 +67,7 @@ class TopicStats(Feature):
             offsets = TopicOffset()
             if queue is not None:
                 end = self._store.confirmed_end(queue)
-                offsets = TopicOffset(queue.min_offset, end, max(0, self._store.store_time(queue, end - 1)))
+                offsets = TopicOffset(self._min_offset(queue), end, max(0, self._store.store_time(queue, end - 1)))
             stats.offset_table[MessageQueue(name, self._broker_name, queue_id)] = offsets
             if not (queue_id + 1) % _LOOKED_AT:
                 yield

@@ -21,7 +21,8 @@ class Backlog:
 
     `inflight` is the number of messages that are delivered but not acknowledged. `ready` is the number of messages that
     are not delivered yet. `oldest_ms` is the store time of the oldest message of both kinds, `oldest_ready_ms` the
-    store time of the oldest ready message. Both are None without such a message.
+    store time of the oldest ready message. Both are None without such a message. For a message in the tier, they are
+    the time at which its segment began.
     """
 
     group: str
@@ -43,6 +44,8 @@ class ConsumerLag:
 
     def __init__(self, context: BrokerContext, *, pop_queues: PopQueues) -> None:
         self._store = context.store
+        self._tier = context.tier
+        self._min_offset = context.min_offset
         self._topics = context.topics
         self._members = context.members
         self._offsets = context.offsets
@@ -74,7 +77,9 @@ class ConsumerLag:
         end = self._store.confirmed_end(queue)
         consumed = self._offsets.query(backlog.group, queue.topic, queue.queue_id)
         # Messages before the minimum offset were deleted or have expired.
-        consumed = end if consumed is None else max(consumed, queue.min_offset)
+        # Pops do not read the tier.
+        first = queue.min_offset if is_pop else self._min_offset(queue)
+        consumed = end if consumed is None else max(consumed, first)
         if is_pop:
             read = self._pop_queues.position(queue, backlog.group)
         else:
@@ -89,6 +94,8 @@ class ConsumerLag:
 
     def _older(self, known_ms: int | None, queue: ConsumeQueue, offset: int) -> int | None:
         store_ms = self._store.store_time(queue, offset)
+        if self._tier is not None and offset < queue.min_offset:
+            store_ms = self._tier.segment_time(queue, offset) or 0
         if store_ms <= 0:
             return known_ms
         return store_ms if known_ms is None else min(known_ms, store_ms)
