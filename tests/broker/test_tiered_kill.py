@@ -9,11 +9,11 @@ import random
 from pathlib import Path
 
 from nursery import nursery
-from tier_support import deleted, min_offset, peer_of, read_all, started, uploaded
+from tier_support import min_offset, peer_of, read_all, started, uploaded
 
 from gantrymq.remoting.client import RemotingClient
 
-ROUNDS = 12
+ROUNDS = 6
 
 #: Writes `offset body` of each acknowledged message.
 WRITER = """
@@ -29,17 +29,20 @@ def write(fd, root, seed):
 
 async def _write(fd, root, draw):
     remoting = RemotingClient()
-    async with started(root / "store", root / "tier") as broker:
+    # In some rounds the tier can't be reached: its directory would be below a file.
+    tier = root / draw.choice(("tier", "file/tier"))
+    async with started(root / "store", tier, flush_interval_commit_log_ms=1) as broker:
         peer = await peer_of(broker, remoting)
-        broker.jobs.find("copy the log into the tier").wake()
         while True:
             body = b"%d" % draw.randrange(1 << 60)
             response = await peer.send("orders", body.ljust(draw.randrange(20, 9000)))
             assert response.code == 0, response.remark
             os.write(fd, b"%s %s\\n" % (response.ext_fields["queueOffset"].encode(), body))
-            if not draw.randrange(10):
-                await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
+            if not draw.randrange(20):
+                # Under load, the key index is behind, and files without their keys are not copied.
+                broker.store.keys.build_index(0.01)
                 broker.jobs.find("copy the log into the tier").wake()
+                await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
 """
 
 
@@ -47,18 +50,17 @@ async def test_what_was_acknowledged_can_be_read(tmp_path: Path, remoting: Remot
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
+    (tmp_path / "file").touch()
     acknowledged: dict[int, bytes] = {}
     here = Path(__file__).parent
     with nursery(WRITER, here, here.parent) as writers:
         for number in range(ROUNDS):
-            count = draw.randrange(1, 120)
+            count = draw.randrange(1, 1000)
             lines = writers.run_and_kill(tmp_path / f"fifo{number}", count, tmp_path, draw.randrange(1 << 32))
             acknowledged |= {int(offset): body.encode() for offset, body in map(str.split, lines)}
     async with started(tmp_path / "store", tmp_path / "tier") as broker:
         peer = await peer_of(broker, remoting)
         await uploaded(broker)
-        await deleted(broker, peer)
-        assert broker.store.queue("orders", 0).min_offset > 0
         assert await min_offset(peer) == 0
         bodies = [body.rstrip() for body in await read_all(peer, 0)]
     assert len(acknowledged) > ROUNDS
