@@ -13,7 +13,7 @@ from tier_support import min_offset, peer_of, read_all, started, uploaded
 
 from gantrymq.remoting.client import RemotingClient
 
-ROUNDS = 6
+ROUNDS = 12
 
 #: Writes `offset body` of each acknowledged message.
 WRITER = """
