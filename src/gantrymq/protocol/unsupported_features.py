@@ -51,18 +51,9 @@ UNSUPPORTED_FEATURES = (
         attributes=("queue.type=BatchCQ",),
     ),
     UnsupportedFeature(
-        "lite topics",
-        "use topics, or one topic with tags or a sharding key",
-        requests=tuple(range(200070, 200080)),
-        attributes=("message.type=LITE", "lite."),
-        commands=(
-            "getBrokerLiteInfo",
-            "getParentTopicInfo",
-            "getLiteTopicInfo",
-            "getLiteGroupInfo",
-            "getLiteClientInfo",
-            "triggerLiteDispatch",
-        ),
+        "wildcard subscriptions of lite topics",
+        "subscribe to each lite topic, or send to an ordinary topic",
+        attributes=("lite.sub.wildcard=true",),
     ),
     UnsupportedFeature(
         "stores in RocksDB",

@@ -54,18 +54,25 @@ class PeekMessageRequestHeader(Header):
 
 
 class AckMessageRequestHeader(Header):
-    """ACK_MESSAGE (200051). `topic` is the topic that stores the message, `extra_info` its receipt handle."""
+    """ACK_MESSAGE (200051). `topic` is the topic that stores the message, `extra_info` its receipt handle.
+
+    With `lite_topic`, `offset` is the offset in this lite topic of `topic`.
+    """
 
     consumer_group: str
     topic: str
     queue_id: Int32
     extra_info: str
     offset: Int64
+    lite_topic: str | None = None
     bname: str | None = None
 
 
 class ChangeInvisibleTimeRequestHeader(Header):
-    """CHANGE_MESSAGE_INVISIBLETIME (200053). With `suspend`, the redelivery does not count as an attempt."""
+    """CHANGE_MESSAGE_INVISIBLETIME (200053). With `suspend`, the redelivery does not count as an attempt.
+
+    With `lite_topic`, `offset` is the offset in this lite topic of `topic`.
+    """
 
     consumer_group: str
     topic: str
@@ -74,6 +81,7 @@ class ChangeInvisibleTimeRequestHeader(Header):
     offset: Int64
     invisible_time: Int64
     suspend: bool | None = None
+    lite_topic: str | None = None
     bname: str | None = None
 
 
