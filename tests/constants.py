@@ -16,10 +16,12 @@ _CONSTANTS = (
     "gantrymq.arrow.record_batches._RECORDS",
     "gantrymq.arrow.store.rows.CHUNK_BYTES",
     "gantrymq.broker.admin.client_relay.CLIENT_TIMEOUT_MS",
+    "gantrymq.broker.admin.messages._MAX_ANSWER_BYTES",
     "gantrymq.broker.admin.messages._MAX_SEARCHES",
     "gantrymq.broker.append.new_topics.SLICE_S",
     "gantrymq.broker.append.preallocation_waits.WAIT_S",
     "gantrymq.broker.delay.timer.MAX_RECALLS_OF_SLOT",
+    "gantrymq.broker.lite.dispatcher._ABSENT_S",
     "gantrymq.broker.metrics.export.LAST_EXPORT_S",
     "gantrymq.broker.pull.processor.WAITING_PULLS_OF_ONE",
     "gantrymq.broker.send.batches.AFTER_MARK",
@@ -90,6 +92,8 @@ _CONSTANTS = (
     "gantrymq.store.topic_retention._COUNTED_AT_ONCE",
     "gantrymq.store.topic_retention._SLICE_S",
     "gantrymq.store.trash._STEP_S",
+    "gantrymq.tier.reader._INDEX_PIECE_BYTES",
+    "gantrymq.tier.tier._SEARCH_S",
 )
 _MODULES = {".".join(path.split(".")[-2:]): path.rpartition(".")[0] for path in _CONSTANTS}
 

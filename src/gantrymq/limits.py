@@ -5,8 +5,8 @@ quarter. The rule is in `remoting/quota.py`. The other limits are constants. The
 comment describes the order in which it refuses, delays or closes the items that it counts.
 
 `memory_of` is the sum of the limits of a server: about the largest memory that hostile peers can use, in addition to
-the server's own tables and caches. Two limits have configuration keys: WAITING_POPS is the default of
-`maxPopPollingSize`, DEDUPLICATION_IDS of `deduplicationMaxNum`.
+the server's own tables and caches. Three limits have configuration keys: WAITING_POPS is the default of
+`maxPopPollingSize`, DEDUPLICATION_IDS of `deduplicationMaxNum`, LITE_SUBSCRIPTIONS of `maxLiteSubscriptionCount`.
 """
 
 from __future__ import annotations
@@ -149,6 +149,10 @@ LIGHT_QUEUES_OF_MESSAGE = 200
 #: 16 MiB. An offset takes about 250 bytes of memory, in addition to the sum below: brokers have no light queues by
 #: default.
 LIGHT_OFFSETS_BYTES = 8 * MIB
+
+#: Subscriptions of all clients to lite topics, the default of `maxLiteSubscriptionCount` (`broker/lite/`). One takes
+#: about 1.5 KiB of memory with its light queue, in addition to the sum below: brokers have no light queues by default.
+LITE_SUBSCRIPTIONS = 100_000
 
 # -- the proxy's gRPC port ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from administration import beat, commit
 from broker_support import Peer
+from constants import change_constant
 from tier_support import BODY_BYTES, deleted, fill, peer_of, started, uploaded
 
 from gantrymq.broker.consumers.lag import ConsumerLag
@@ -18,7 +19,6 @@ from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 from gantrymq.protocol.headers.stats import GetConsumeStatsRequestHeader
 from gantrymq.protocol.record import decode_records
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.tier import reader, tier
 from gantrymq.tier.segment import INDEX, LOG
 
 _FOREVER = 2**62
@@ -50,7 +50,7 @@ async def send_with_keys(peer: Peer, count: int) -> None:
 
 async def test_searches_by_key(tmp_path: Path, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     # Several pieces for each segment.
-    monkeypatch.setattr(reader, "_INDEX_PIECE_BYTES", 7 * 20)
+    change_constant(monkeypatch, "reader._INDEX_PIECE_BYTES", 7 * 20)
     async with started(tmp_path / "store", tmp_path / "tier") as broker:
         peer = await peer_of(broker, remoting)
         await send_with_keys(peer, 100)
@@ -95,7 +95,7 @@ async def test_a_response_fits_into_a_frame(
         await send_with_keys(peer, 60)
         await uploaded(broker)
         await deleted(broker, peer)
-        monkeypatch.setattr("gantrymq.broker.admin.messages._MAX_ANSWER_BYTES", 10 * BODY_BYTES)
+        change_constant(monkeypatch, "messages._MAX_ANSWER_BYTES", 10 * BODY_BYTES)
         assert await found(peer, "all") == list(range(51, 60))
 
 
@@ -136,7 +136,7 @@ async def test_a_search_that_takes_too_long(
         await send_with_keys(peer, 60)
         await uploaded(broker)
         await deleted(broker, peer)
-        monkeypatch.setattr(tier, "_SEARCH_S", 0.0)
+        change_constant(monkeypatch, "tier._SEARCH_S", 0.0)
         response = await query(peer, "unique3")
         assert response.code == ResponseCode.SYSTEM_BUSY
         assert "choose a shorter time range" in (response.remark or "")

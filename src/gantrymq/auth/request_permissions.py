@@ -52,6 +52,15 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.ACK_MESSAGE: rules.acknowledging,
     RequestCode.BATCH_ACK_MESSAGE: rules.acknowledging_batch,  # +
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: rules.acknowledging,
+    # Lite topics.
+    RequestCode.POP_LITE_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
+    RequestCode.LITE_SUBSCRIPTION_CTL: rules.subscribing_to_lite_topics,  # +
+    RequestCode.GET_BROKER_LITE_INFO: of_broker(_GET),  # +
+    RequestCode.GET_PARENT_TOPIC_INFO: named(_GET, topic="topic"),
+    RequestCode.GET_LITE_TOPIC_INFO: named(_GET, topic="parentTopic"),  # +
+    RequestCode.GET_LITE_CLIENT_INFO: named(_GET, topic="parentTopic", group="group"),  # +
+    RequestCode.GET_LITE_GROUP_INFO: named(_GET, group="group"),
+    RequestCode.TRIGGER_LITE_DISPATCH: named(_UPDATE, group="group"),  # +
     # Messages and queues.
     RequestCode.QUERY_MESSAGE: named(_SUB_GET, topic="topic"),
     RequestCode.VIEW_MESSAGE_BY_ID: rules.viewing,  # +

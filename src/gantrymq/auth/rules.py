@@ -16,6 +16,7 @@ from gantrymq.errors import ProtocolError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.connection import CheckClientRequestBody
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData
+from gantrymq.protocol.bodies.lite import LiteSubscriptionAction, LiteSubscriptionCtlBody
 from gantrymq.protocol.bodies.offset import QueueLockRequest
 from gantrymq.protocol.bodies.pop import BatchAckBody, QueryAssignmentRequestBody, RequestMode
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig, SubscriptionGroupList
@@ -214,6 +215,14 @@ def acknowledging(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
 def acknowledging_batch(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
     for ack in decode_request_json(request.body, BatchAckBody).acks if request.body else ():
         yield from _consumed(ack.topic, ack.group)
+
+
+def subscribing_to_lite_topics(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
+    """LITE_SUBSCRIPTION_CTL. Java checks nothing."""
+    body = decode_request_json(request.body, LiteSubscriptionCtlBody) if request.body else LiteSubscriptionCtlBody()
+    for change in body.subscription_set:
+        if change.action is not LiteSubscriptionAction.COMPLETE_REMOVE:
+            yield from _consumed(change.topic, change.group)
 
 
 # -- record --------------------------------------------------------------------------------------

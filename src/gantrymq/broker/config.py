@@ -12,7 +12,7 @@ from gantrymq.auth.address_pattern import parse_pattern
 from gantrymq.auth.config import AuthConfig
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
-from gantrymq.limits import DEDUPLICATION_IDS, WAITING_POPS
+from gantrymq.limits import DEDUPLICATION_IDS, LITE_SUBSCRIPTIONS, WAITING_POPS
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
@@ -150,6 +150,15 @@ class BrokerConfig(TlsConfig):
     priority_order_asc: bool = True
     #: Redelivered messages keep their queue id: the retry topic of POP has as many queues as the topic.
     use_separate_retry_queue: bool = False
+    #: Maximum number of subscriptions of all clients to lite topics.
+    max_lite_subscription_count: int = bounded(LITE_SUBSCRIPTIONS, 0, 10_000_000)
+    #: Subscriptions that a client has not repeated for the timeout expire. Both in ms.
+    lite_subscription_check_interval: int = bounded(120_000, 10, DAY_MS)
+    lite_subscription_check_timeout_mills: int = bounded(180_000, 10, DAY_MS)
+    #: Interval of the search for expired lite topics, in ms.
+    lite_ttl_check_interval: int = bounded(120_000, 10, DAY_MS)
+    #: Shortest expiration of a lite topic, and time after the start until the first search, in ms.
+    min_lite_ttl: int = bounded(900_000, 0, DAY_MS, key="minLiteTTl")
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)

@@ -33,6 +33,7 @@ from gantrymq.broker.delay import DelayLevels, Delays, Recall, Timer
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.light_queue_commits import LightQueueCommits
+from gantrymq.broker.lite import LiteTopics
 from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.name_server_lookup import NameServerLookup
 from gantrymq.broker.pop import PopService
@@ -57,6 +58,7 @@ class Features:
         all: Every feature, in the order in which they start. They stop in the opposite order.
         acting_features: The features that an acting master needs.
         replicas_manager: None without controller mode.
+        lite: None without light queues.
     """
 
     def __init__(self, context: BrokerContext, server: RemotingServer, handlers: dict[int, RequestHandler]) -> None:
@@ -104,6 +106,9 @@ class Features:
             timer=timer,
             preallocation_waits=waits.files,
         )
+        self.lite: LiteTopics | None = None
+        if store.light is not None:
+            self.lite = LiteTopics(context, light=store.light, polling=pulling.polling, pops=pops)
 
         # Roles.
         self.escape_bridge = escape_bridge = EscapeBridge(
@@ -165,6 +170,7 @@ class Features:
             LongRequestsFeature(context),
             Assignments(context),
             pops,
+            self.lite if self.lite is not None else pops.acks,
             pulling.polling,
             pulling,
             self.sending,

@@ -16,6 +16,7 @@ _LONG_POLLING = frozenset(
         RequestCode.PULL_MESSAGE,
         RequestCode.LITE_PULL_MESSAGE,
         RequestCode.POP_MESSAGE,
+        RequestCode.POP_LITE_MESSAGE,
         RequestCode.NOTIFICATION,
     )
 )

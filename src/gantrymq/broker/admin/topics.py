@@ -201,7 +201,7 @@ class TopicAdmin(Feature):
         existing = self._topics.get(topic.topic_name)
         current = None if existing is None else existing.attributes
         topic.attributes = altered(TOPIC_ATTRIBUTES, current, topic.attributes)
-        check_combination(topic.topic_name, topic.attributes)
+        check_combination(topic.topic_name, topic.attributes, has_light_queues=self._store.light is not None)
         return topic
 
     def _check_name(self, topic: str) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from gantrymq.broker.pop.long_polling import PopLongPolling, QueueKey, Waiter
+from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.service import PopService
 
-__all__ = ["PopQueues", "PopService"]
+__all__ = ["OrderlyPops", "Outcome", "PopLongPolling", "PopQueues", "PopService", "QueueKey", "Waiter"]

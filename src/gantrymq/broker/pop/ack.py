@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.pop.queues import PopQueues
@@ -34,7 +35,7 @@ from gantrymq.system import clock
 _AHEAD_MS = 1000
 
 
-class PopAcks:
+class PopAcks(Feature):
     """Handles the acknowledgements of one broker.
 
     `wake(topic, group, queue id)` is called when an orderly queue is unblocked or its unblock time changes.

@@ -23,7 +23,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.protocol.headers.pop import INIT_FROM_MIN, PeekMessageRequestHeader, PopMessageRequestHeader
+from gantrymq.protocol.headers.pop import PeekMessageRequestHeader, PopMessageRequestHeader
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.receipt_handle import (
     ORDERLY_REVIVE_QUEUE,
@@ -171,7 +171,7 @@ class PopDispatcher:
         group = header.consumer_group
         offset = self._queues.position(queue, group)
         if offset is None:
-            offset = self._first_offset(queue, header.init_mode)
+            offset = self._queues.first_offset(queue, header.init_mode)
             self._offsets.commit(group, queue.topic, queue.queue_id, offset)
         if header.order and self._is_blocked(header, queue, offset):
             return
@@ -190,11 +190,11 @@ class PopDispatcher:
             else:
                 self._offsets.commit(group, queue.topic, queue.queue_id, offset)
             found = self._get(queue, offset, left, wanted)
-        records = _records_in(found)
+        records = records_in(found)
         if len(records) != found.message_count:
             # One record is damaged. If the records are read one by one, the damaged record is detected and skipped.
             found = self._get(queue, offset, 1, wanted)
-            records = _records_in(found)
+            records = records_in(found)
         self._stats.read(queue.topic, group, found, monotonic() - begin)
         if records:
             self._hand_out(batch, header, queue, offset, found, records)
@@ -279,22 +279,8 @@ class PopDispatcher:
             queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, clock.now_ms()
         )
 
-    def _first_offset(self, queue: ConsumeQueue, init_mode: int) -> int:
-        """Returns the first offset of a new group: the offset of the oldest or of the newest message.
 
-        Retry topics and INIT_FROM_MIN start at the oldest message. With `initPopOffsetByCheckMsgInMem`, this also
-        applies to a queue whose first message is still in memory.
-        """
-        if init_mode == INIT_FROM_MIN or queue.topic.startswith(RETRY_TOPIC_PREFIX):
-            return queue.min_offset
-        if queue.min_offset <= 0 and self._config.init_pop_offset_by_check_msg_in_mem:
-            unit = queue.unit(0)
-            if unit is not None and self._store.max_physical_offset - unit[0] <= self._store.in_memory_bytes:
-                return 0
-        return max(0, self._store.confirmed_end(queue) - 1)
-
-
-def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
+def records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
     """Returns (queue offset, record) of each message found, up to the first damaged record."""
     records: list[tuple[int, bytes | memoryview]] = []
     last = -1

@@ -74,9 +74,15 @@ class Outcome(Enum):
 class OrderlyPops:
     """Stores the last batch of each group and queue."""
 
-    def __init__(self, path: Path, exists: Callable[[str, str, int], bool], *, persistence: TablePersistence) -> None:
-        """Entries for which `exists(topic, group, queue id)` is False are removed when the file is written."""
-        self._file = persistence.file(path, self._encode, follows_log=True)
+    def __init__(
+        self, path: Path | None, exists: Callable[[str, str, int], bool], *, persistence: TablePersistence
+    ) -> None:
+        """Creates the table. Without `path`, it is only in memory.
+
+        Entries for which `exists(topic, group, queue id)` is False are removed when the file is written, and by
+        `remove_unused`.
+        """
+        self._file = None if path is None else persistence.file(path, self._encode, follows_log=True)
         self._exists = exists
         self._table: dict[str, dict[int, OrderInfo]] = {}
         #: The group's offset after the last pop or acknowledgement.
@@ -84,9 +90,19 @@ class OrderlyPops:
 
     def load(self) -> None:
         """Loads the file. Without the file, a batch that is in flight can be popped a second time."""
-        self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
+        if self._file is not None:
+            self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return sum(map(len, self._table.values()))
 
     def _encode(self) -> Iterator[bytes]:
+        self.remove_unused()
+        return in_pieces(_OrderFile(self._table))
+
+    def remove_unused(self) -> None:
+        """Removes entries that were not used for a day, and those whose queue or group does not exist."""
         now_ms = clock.now_ms()
         for key, queues in list(self._table.items()):
             topic, _, group = key.partition("@")
@@ -96,7 +112,10 @@ class OrderlyPops:
                     self._left_at.pop((topic, group, queue_id), None)
             if not queues:
                 del self._table[key]
-        return in_pieces(_OrderFile(self._table))
+
+    def _changed(self) -> None:
+        if self._file is not None:
+            self._file.changed()
 
     def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
         """Returns the last batch of a queue, or None."""
@@ -154,7 +173,7 @@ class OrderlyPops:
         )
         queues[queue_id] = info
         self._left_at[topic, group, queue_id] = start
-        self._file.changed()
+        self._changed()
         return info
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> int | Outcome:
@@ -168,7 +187,7 @@ class OrderlyPops:
         if offset not in offsets:
             return Outcome.ILLEGAL
         info.acked |= 1 << offsets.index(offset)
-        self._file.changed()
+        self._changed()
         unacked = info.unacked()
         next_offset = unacked[0] if unacked else offsets[-1] + 1
         self._left_at[topic, group, queue_id] = next_offset
@@ -181,7 +200,28 @@ class OrderlyPops:
         info = self.find(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets():
             info.visible_at = {**info.visible_at, offset: visible_at}
-            self._file.changed()
+            self._changed()
+
+    def suspend(self, topic: str, group: str, queue_id: int, pop_time: int, visible_at: int) -> None:
+        """Sets the time at which the last batch is visible again. This delivery of its messages does not count.
+
+        Ignores another batch. Source: `MemoryConsumerOrderInfoManager.suspendQueue`.
+        """
+        info = self.find(topic, group, queue_id)
+        if info is not None and info.pop_time == pop_time:
+            info.consumed_counts = {offset: count - 1 for offset, count in info.consumed_counts.items()}
+            info.visible_at = {}
+            info.invisible_time = visible_at - pop_time
+            self._changed()
+
+    def forget(self, topic: str, group: str, queue_id: int) -> None:
+        """Removes the last batch of a queue, whose messages are all acknowledged."""
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is not None and queues.pop(queue_id, None) is not None and not queues:
+            del self._table[key]
+        self._left_at.pop((topic, group, queue_id), None)
+        self._changed()
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
         """Whether another request, such as a reset, has set the group's offset. Always False after a restart."""
@@ -196,12 +236,18 @@ class OrderlyPops:
             self._left_at.pop((topic, group, queue_id), None)
             if queue_id in queues:
                 queues[queue_id] = nothing
-                self._file.changed()
+                self._changed()
+
+    def clear(self) -> None:
+        """Removes all batches."""
+        self._table.clear()
+        self._left_at.clear()
+        self._changed()
 
     def discard_topics(self, topics: Collection[str]) -> None:
         """Removes all batches of deleted topics."""
         for key in [key for key in self._table if key.partition("@")[0] in topics]:
             del self._table[key]
-            self._file.changed()
+            self._changed()
         for queue in [queue for queue in self._left_at if queue[0] in topics]:
             del self._left_at[queue]

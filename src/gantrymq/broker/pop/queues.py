@@ -11,8 +11,9 @@ from gantrymq.broker.tables import is_by_priority, priority_factor
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.headers.pop import INIT_FROM_MIN
 from gantrymq.protocol.receipt_handle import pop_retry_topic
-from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH
+from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH, RETRY_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
 
 #: Longest attempt id, in characters. A Java client's id has 36 characters.
@@ -124,3 +125,17 @@ class PopQueues:
         """Returns the offset at which the group's next pop begins; None if the group has no offset yet."""
         offset = self._buffer.next_offset((queue.topic, group, queue.queue_id))
         return self._offsets.query(group, queue.topic, queue.queue_id) if offset is None else offset
+
+    def first_offset(self, queue: ConsumeQueue, init_mode: int) -> int:
+        """Returns the first offset of a new group: the offset of the oldest or of the newest message.
+
+        Retry topics and INIT_FROM_MIN start at the oldest message. With `initPopOffsetByCheckMsgInMem`, this also
+        applies to a queue whose first message is still in memory.
+        """
+        if init_mode == INIT_FROM_MIN or queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            return queue.min_offset
+        if queue.min_offset <= 0 and self._config.init_pop_offset_by_check_msg_in_mem:
+            unit = queue.unit(0)
+            if unit is not None and self._store.max_physical_offset - unit[0] <= self._store.in_memory_bytes:
+                return 0
+        return max(0, self._store.confirmed_end(queue) - 1)

@@ -50,7 +50,11 @@ _EVER = 1 << 62
 
 
 class PopService(Feature):
-    """Runs POP on one broker."""
+    """Runs POP on one broker.
+
+    Attributes:
+        acks: Handles acknowledgements. It is a feature of its own, because lite topics have other acknowledgements.
+    """
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class PopService(Feature):
             revive_log=revive_log,
             preallocation_waits=preallocation_waits,
         )
-        acks = PopAcks(
+        self.acks = PopAcks(
             context,
             queues=self.queues,
             buffer=self.buffer,
@@ -108,7 +112,7 @@ class PopService(Feature):
             wake=self._order_changed,
         )
         notifications = PopNotifications(self.queues, self.orderly, self.waiting_notifications, self.waiting)
-        self._handlers = {**popping.handlers(), **acks.handlers(), **notifications.handlers()}
+        self._handlers = {**popping.handlers(), **notifications.handlers()}
         self._revive = PopRevive(context, revive_log=revive_log, appender=appender, retry=retry)
         #: True if another broker may be master.
         self._is_doubted = False

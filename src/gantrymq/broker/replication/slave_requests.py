@@ -26,6 +26,10 @@ _TABLES = (
 #: An acting master accepts pops. A Java slave always accepts them. It can't record messages as in flight, so it returns
 #: the same messages again.
 _POPS = ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: pops are for the master, this broker is a slave"
+_LITE_TOPICS = (
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    "service not available now: lite topics are for the master, this broker is a slave",
+)
 
 _REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {
     _BUSY: (
@@ -52,6 +56,11 @@ _REFUSALS: dict[tuple[int, str | None], tuple[int, ...]] = {
         _CODE.DELETE_SUBSCRIPTIONGROUP,
         _CODE.SET_MESSAGE_REQUEST_MODE,
         _CODE.CLEAN_UNUSED_TOPIC,
+    ),
+    _LITE_TOPICS: (
+        _CODE.POP_LITE_MESSAGE,
+        _CODE.LITE_SUBSCRIPTION_CTL,
+        _CODE.TRIGGER_LITE_DISPATCH,
     ),
     _POPS: (
         _CODE.POP_MESSAGE,
@@ -83,7 +92,9 @@ def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> di
 
 def as_doubted_master() -> dict[int, RequestHandler]:
     """Returns the handlers of a master that may be deposed. They refuse pops, because it can't store checkpoints."""
-    return {code: partial(_refuse, *_DOUBTED) for code in (_CODE.POP_MESSAGE, _CODE.NOTIFICATION)}
+    return {
+        code: partial(_refuse, *_DOUBTED) for code in (_CODE.POP_MESSAGE, _CODE.NOTIFICATION, _CODE.POP_LITE_MESSAGE)
+    }
 
 
 def slave_refusal() -> RequestRefused:
@@ -92,7 +103,7 @@ def slave_refusal() -> RequestRefused:
 
 
 def _refuse(code: int, remark: str | None, connection: Connection, request: RemotingCommand) -> Reply:
-    reason = RefusalReason.NOT_MASTER if (code, remark) in (_BUSY, _POPS, _DOUBTED) else None
+    reason = RefusalReason.NOT_MASTER if (code, remark) in (_BUSY, _POPS, _LITE_TOPICS, _DOUBTED) else None
     return RemotingCommand.response(code, remark, fields=reason_fields(reason))
 
 

@@ -37,6 +37,7 @@ from gantrymq.kernels import Native, interface
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.lite_topic import LITE_TOPIC_MARK
 from gantrymq.protocol.multi_dispatch import DISPATCH_MARK
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
 from gantrymq.protocol.send_request import decode_send_request
@@ -107,7 +108,7 @@ class PlainSends:
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
             odd = [*_ODD, _CARELESS] if self._is_safe else list(_ODD)
             if appender.store.light is not None:
-                odd.append((DISPATCH_MARK, None))
+                odd += [(DISPATCH_MARK, None), (LITE_TOPIC_MARK, None)]
             self._new_sends = lambda: self._native.PlainSends(
                 odd,
                 _ODD_IN_BATCH,

@@ -174,8 +174,8 @@ class SendProcessor(Feature):
         if self._is_safe and self._pending_responses.lacks_replicas and is_waited_for(properties):
             raise not_enough()
         properties = self._complete(properties, text)
-        if self._has_light_queues and "INNER_MULTI_DISPATCH\x01" in text:
-            self._queues.check_dispatch(properties)
+        if self._has_light_queues and ("INNER_MULTI_DISPATCH\x01" in text or "__LITE_TOPIC\x01" in text):
+            properties = self._queues.dispatched(target.topic, properties)
         if "_SYS_MSG_PRIORITY_\x01" in text:
             queue, properties = self._queues.by_priority(queue, properties)
         queue_id = queue.queue_id

@@ -17,7 +17,14 @@ from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.multi_dispatch import dispatch_problem, is_light_queue, named_queues
+from gantrymq.protocol.lite_topic import LITE_TOPIC, light_queue_of, lite_topic_problem
+from gantrymq.protocol.multi_dispatch import (
+    DISPATCH_MARK,
+    MULTI_DISPATCH,
+    dispatch_problem,
+    is_light_queue,
+    named_queues,
+)
 from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
@@ -120,13 +127,24 @@ class SendQueues:
         """Returns whether each message of a topic needs a key, because the topic is a compaction topic."""
         return topic in self._topics.compacted
 
-    def check_dispatch(self, properties: bytes) -> None:
-        """Raises RequestRefused if a message can't be dispatched to the light queues that it names."""
-        problem = dispatch_problem(properties, LIGHT_QUEUES_OF_MESSAGE)
+    def dispatched(self, topic: str, properties: bytes) -> bytes:
+        """Returns the properties of a message for light queues. A lite topic becomes the name of its light queue.
+
+        Raises RequestRefused if the message can't be dispatched to them.
+        """
+        lite_topic = find_property(properties, LITE_TOPIC.encode())
+        problem = None
+        if lite_topic is not None:
+            name = lite_topic.decode(errors="replace")
+            problem = lite_topic_problem(topic, name)
+            properties = without_property(properties, MULTI_DISPATCH.encode())
+            properties += b"%b%b\x02" % (DISPATCH_MARK, light_queue_of(topic, name).encode(errors="replace"))
+        problem = problem or dispatch_problem(properties, LIGHT_QUEUES_OF_MESSAGE)
         if problem is not None:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {problem}")
         if self._store.config.enable_lmq_quota:
             self._check_quota(properties)
+        return properties
 
     def _check_quota(self, properties: bytes) -> None:
         light, most = self._store.light, self._store.config.max_lmq_consume_queue_num

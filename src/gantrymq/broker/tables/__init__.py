@@ -5,11 +5,19 @@ from __future__ import annotations
 from gantrymq.broker.tables.access_control import AccessControl
 from gantrymq.broker.tables.attributes import (
     GROUP_ATTRIBUTES,
+    LITE_BIND_TOPIC,
+    LITE_EXCLUSIVE,
+    LITE_RESET_EXCLUSIVE,
+    LITE_RESET_UNSUBSCRIBE,
+    LITE_SUB_MODEL,
     TOPIC_ATTRIBUTES,
     altered,
     check_combination,
     is_by_priority,
     is_compacted,
+    is_lite,
+    lite_client_quota,
+    lite_expiration_minutes,
     parse_changes,
     priority_factor,
 )
@@ -29,6 +37,11 @@ from gantrymq.broker.tables.transaction_counts import TransactionCounts
 
 __all__ = [
     "GROUP_ATTRIBUTES",
+    "LITE_BIND_TOPIC",
+    "LITE_EXCLUSIVE",
+    "LITE_RESET_EXCLUSIVE",
+    "LITE_RESET_UNSUBSCRIBE",
+    "LITE_SUB_MODEL",
     "OFFSETS_FILE",
     "REVIVE_QUEUE_NUMS",
     "TOPIC_ATTRIBUTES",
@@ -60,7 +73,10 @@ __all__ = [
     "in_pieces",
     "is_by_priority",
     "is_compacted",
+    "is_lite",
     "is_tag_type",
+    "lite_client_quota",
+    "lite_expiration_minutes",
     "parse_changes",
     "priority_factor",
     "read_deleted_topics",

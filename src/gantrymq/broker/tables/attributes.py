@@ -13,12 +13,27 @@ from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic, topic_problem
 from gantrymq.protocol.unsupported_features import feature_of_attribute
 from gantrymq.store.topic_retention import RetentionLimits
 
 #: Topic type whose messages have priorities.
 PRIORITY = "PRIORITY"
+#: Type of topics whose messages have lite topics.
+LITE = "LITE"
+#: Topic attribute: the time after which a lite topic expires if it gets no messages, in minutes. -1 for never.
+LITE_EXPIRATION = "lite.topic.expiration"
+#: Group attributes: the topic whose lite topics the group reads, whether clients share a lite topic, whether the group
+#: reads a lite topic from the beginning after another client took it over and after a client left it, and the largest
+#: number of lite topics of a client, -1 for no limit.
+LITE_BIND_TOPIC = "lite.bind.topic"
+LITE_SUB_MODEL = "lite.sub.model"
+LITE_EXCLUSIVE = "Exclusive"
+LITE_RESET_EXCLUSIVE = "lite.sub.reset.offset.exclusive"
+LITE_RESET_UNSUBSCRIBE = "lite.sub.reset.offset.unsubscribe"
+LITE_CLIENT_QUOTA = "lite.sub.client.quota"
+_DEFAULT_LITE_CLIENT_QUOTA = 2000
+_MOST_LITE_EXPIRATION = 30 * 24 * 60
 #: Group attribute: the percentage of pops that select queues by priority.
 PRIORITY_FACTOR = "priority.factor"
 #: Topic attribute: whether messages are deleted when they expire, or when a later message has the same key.
@@ -72,9 +87,10 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(_one_of("SimpleCQ"), is_changeable=False),
     CLEANUP_POLICY: Attribute(_one_of("DELETE", COMPACTION), is_changeable=False),
     "message.type": Attribute(
-        _one_of("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY),
+        _one_of("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY, LITE),
         is_changeable=True,
     ),
+    LITE_EXPIRATION: Attribute(_in_range(-1, _MOST_LITE_EXPIRATION), is_changeable=True),
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
     RETENTION_MS: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
     RETENTION_BYTES: Attribute(_in_range(1, _MAX_INT64), is_changeable=True),
@@ -83,6 +99,13 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
 }
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
     PRIORITY_FACTOR: Attribute(_in_range(0, 100), is_changeable=True),
+    LITE_BIND_TOPIC: Attribute(lambda topic: topic_problem(topic) or "", is_changeable=True),
+    LITE_SUB_MODEL: Attribute(_one_of("Shared", LITE_EXCLUSIVE), is_changeable=True),
+    LITE_RESET_EXCLUSIVE: Attribute(_one_of("true", "false"), is_changeable=True),
+    LITE_RESET_UNSUBSCRIBE: Attribute(_one_of("true", "false"), is_changeable=True),
+    LITE_CLIENT_QUOTA: Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
+    # A client never has more events than lite topics, so this has no effect.
+    "lite.sub.client.max.event.cnt": Attribute(_in_range(10, _MAX_INT64), is_changeable=True),
     **_RATE_LIMITS,
 }
 
@@ -92,13 +115,19 @@ def is_compacted(topic_attributes: Mapping[str, str]) -> bool:
     return topic_attributes.get(CLEANUP_POLICY) == COMPACTION
 
 
-def check_combination(topic: str, topic_attributes: Mapping[str, str]) -> None:
+def check_combination(topic: str, topic_attributes: Mapping[str, str], *, has_light_queues: bool) -> None:
     """Raises RequestRefused if a topic with these attributes can't work."""
+    if is_lite(topic_attributes) and not has_light_queues:
+        raise _refused("message.type=LITE", "lite topics are light queues, which need enableLmq=true")
     if not is_compacted(topic_attributes):
         return
     for name in (RETENTION_MS, RETENTION_BYTES):
         if name in topic_attributes:
             raise _refused(name, f"a topic with {CLEANUP_POLICY}={COMPACTION} keeps the last message of each key")
+    if is_lite(topic_attributes):
+        raise _refused(
+            "message.type=LITE", f"a topic with {CLEANUP_POLICY}={COMPACTION} keeps the last message of a key"
+        )
     if is_by_priority(topic_attributes):
         raise _refused("message.type=PRIORITY", f"with {CLEANUP_POLICY}={COMPACTION}, the key determines the queue")
     if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
@@ -108,6 +137,23 @@ def check_combination(topic: str, topic_attributes: Mapping[str, str]) -> None:
 def is_by_priority(topic_attributes: Mapping[str, str]) -> bool:
     """Returns whether messages of a topic with these attributes have priorities."""
     return topic_attributes.get("message.type") == PRIORITY
+
+
+def is_lite(topic_attributes: Mapping[str, str]) -> bool:
+    """Returns whether a topic with these attributes has lite topics."""
+    return topic_attributes.get("message.type") == LITE
+
+
+def lite_expiration_minutes(topic_attributes: Mapping[str, str]) -> int:
+    """Returns the time after which a lite topic without new messages expires, in minutes; -1 for never."""
+    return limit_of(topic_attributes, LITE_EXPIRATION) or -1
+
+
+def lite_client_quota(group_attributes: Mapping[str, str]) -> int | None:
+    """Returns the largest number of lite topics of a client of a group; None for no limit."""
+    text = group_attributes.get(LITE_CLIENT_QUOTA, "")
+    quota = int(text) if _NUMBER.fullmatch(text) else _DEFAULT_LITE_CLIENT_QUOTA
+    return None if quota < 0 else quota
 
 
 def retention_limits(topic: str, topic_attributes: Mapping[str, str]) -> RetentionLimits | None:

@@ -73,6 +73,11 @@ class ConsumerOffsets(Feature):
         """Completes when all changes are on disk. Raises StoreError."""
         return self._file.written()
 
+    @property
+    def size(self) -> int:
+        """The number of pairs of a topic and a group that has offsets in it."""
+        return len(self._table.offset_table) + len(self._table.lmq_offset_table)
+
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Returns the next offset to consume; None if the group has committed no offset."""
         key = f"{topic}{_SEPARATOR}{group}"

@@ -138,3 +138,8 @@ class LightQueue(ConsumeQueue):
         """Makes `offset` the first and next offset of a queue without units."""
         self.begin_at(self.row_id, offset)
         self.min_offset = self.log_min_offset = offset
+
+    def begin_after_deletion(self) -> None:
+        """Makes the queue empty, with the next offset 0."""
+        self.begin_at(None, 0)
+        self.min_offset = self.log_min_offset = 0

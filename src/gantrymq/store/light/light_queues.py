@@ -85,6 +85,7 @@ class LightQueues:
         #: Whether the last commit failed. Only `catch_up` tries again.
         self._has_failed = False
         self._next_id = 1
+        self._count = 0
         self._is_slave = False
         #: Whether the database is open.
         self._has_database = False
@@ -141,6 +142,7 @@ class LightQueues:
             database.discard()
             position = database.open()
         self._next_id = database.largest_queue_id + 1
+        self._count = database.count()
         self._position = position
         self._read_to = max(position, commit_log.min_offset)
         self._cut_at = None
@@ -273,8 +275,36 @@ class LightQueues:
 
     @property
     def queue_count(self) -> int:
-        """Number of light queues that have had a message."""
-        return self._next_id - 1
+        """Number of light queues that have had a message and were not deleted."""
+        return self._count
+
+    def count(self, prefix: str) -> int:
+        """Returns the number of light queues whose names begin with `prefix`. Raises StoreError."""
+        self._check_complete()
+        self._commit_all()
+        return self._database.count(prefix)
+
+    def last_places(self, prefix: str, after: str) -> list[tuple[str, int]]:
+        """Returns the next light queues after a name, each with the physical offset of its last message, or -1.
+
+        Reads at most some hundreds of names, in a few milliseconds. An empty result is the end. Raises StoreError.
+        """
+        self._check_complete()
+        self._commit_all()
+        return self._database.last_places(prefix, after, _AT_ONCE)
+
+    def delete(self, name: str) -> None:
+        """Deletes a light queue. Its next message has the offset 0. Raises StoreError.
+
+        The records stay in the log, and slaves keep the queue. When they receive a message with the offset 0, they drop
+        its earlier units.
+        """
+        queue = self.queue(name)
+        self._commit_all()
+        if queue.row_id is not None:
+            self._database.delete_queue(queue.row_id)
+            self._count -= 1
+        queue.begin_after_deletion()
 
     def take_arrived(self) -> Collection[LightQueue]:
         """Returns the light queues that have received messages since the last call."""
@@ -398,6 +428,7 @@ class LightQueues:
         if queue.row_id is None:
             queue.row_id = self._next_id
             self._next_id += 1
+            self._count += 1
             self._new_names.append((queue.row_id, queue.topic))
         offset = queue.max_offset
         self._pending.append((queue.row_id, offset, *unit))
@@ -505,6 +536,7 @@ class LightQueues:
 
     def _drop_pending(self) -> None:
         uncommitted, self._uncommitted = self._uncommitted, {}
+        self._count -= len(self._new_names)
         self._new_names, self._pending = [], []
         for queue in uncommitted.values():
             queue.drop_tail()

@@ -257,6 +257,33 @@ class UnitDatabase:
             )
         return row
 
+    def last_places(self, prefix: str, after: str, most: int) -> list[tuple[str, int]]:
+        """Returns the names of the next queues and the physical offset of the last unit of each; -1 without units.
+
+        Only names with `prefix` that come after the name `after` are read, at most `most`.
+        """
+        with self._errors():
+            rows: list[tuple[str, int]] = (
+                self._read()
+                .execute(
+                    "SELECT name, coalesce((SELECT physical_offset FROM unit WHERE unit.queue = queue.id "
+                    "ORDER BY queue_offset DESC LIMIT 1), -1) FROM queue WHERE name > ? AND name >= ? AND name < ? "
+                    "ORDER BY name LIMIT ?",
+                    (after, prefix, _after_prefix(prefix), most),
+                )
+                .fetchall()
+            )
+        return rows
+
+    def count(self, prefix: str = "") -> int:
+        """Returns the number of queues whose names begin with `prefix`."""
+        with self._errors():
+            return int(
+                self._read()
+                .execute("SELECT count(*) FROM queue WHERE name >= ? AND name < ?", (prefix, _after_prefix(prefix)))
+                .fetchone()[0]
+            )
+
     @property
     def largest_queue_id(self) -> int:
         """The largest id of a queue; 0 if there is none."""
@@ -344,6 +371,18 @@ class UnitDatabase:
         with self._transaction() as writer:
             writer.execute("DELETE FROM unit WHERE queue = ? AND queue_offset >= ?", (queue, offset))
             writer.execute("UPDATE queue SET next_offset = min(next_offset, ?) WHERE id = ?", (offset, queue))
+
+    def delete_queue(self, queue: int) -> None:
+        """Deletes a queue with its units."""
+        with self._transaction() as writer:
+            writer.execute("DELETE FROM unit WHERE queue = ?", (queue,))
+            writer.execute("DELETE FROM queue WHERE id = ?", (queue,))
+        self._written += 1
+
+
+def _after_prefix(prefix: str) -> str:
+    """Returns a text after all names with a prefix. SQLite compares the bytes of UTF-8, as Python's code points."""
+    return prefix + "\U0010ffff"
 
 
 def _is_damaged(error: sqlite3.Error) -> bool:
