@@ -46,7 +46,8 @@ NOT_THE_CLIENT = ("CODE_UNSPECIFIED", "INTERNAL_ERROR", "INTERNAL_SERVER_ERROR",
 GOOD = {
     "ReceiveMessage": "MESSAGE_NOT_FOUND",
     "PullMessage": "MESSAGE_NOT_FOUND",
-    "SyncLiteSubscription": "UNSUPPORTED",
+    # The client has sent no settings as a consumer of lite topics.
+    "SyncLiteSubscription": "UNRECOGNIZED_CLIENT_TYPE",
 }
 #: Errors of the client for which Java has such a code, too.
 AS_IN_JAVA = {

@@ -203,10 +203,8 @@ async def test_a_silent_client_is_taken_for_gone(rpc: Rpc, admin: AdminClient, p
     await membership.stop()
 
 
-async def test_every_method_is_answered(rpc: Rpc, proxy: Proxy) -> None:
+async def test_every_method_is_answered(proxy: Proxy) -> None:
     assert proxy.methods == {method.name for method in METHODS.values()}
-    status = (await rpc.SyncLiteSubscription(rpc_pb.SyncLiteSubscriptionRequest())).status
-    assert (status.code, status.message) == (pb.UNSUPPORTED, "lite topics are not supported")
 
 
 # -- queues and halves ------------------------------------------------------------------------------------------------

@@ -279,9 +279,9 @@ _CONTROL = "a\x05b"
             "the max transaction recovery time of message is too large, max is 3600",
         ),
         (
-            {"message_type": pb.LITE},
-            pb.UNSUPPORTED,
-            "messages of the type LITE are not supported",
+            {"message_type": pb.LITE, "lite_topic": "a b"},
+            pb.ILLEGAL_LITE_TOPIC,
+            "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)",
         ),
         (
             {"message_type": pb.PRIORITY, "priority": -1},

@@ -124,10 +124,9 @@ async def test_a_client_may_change_its_settings_and_come_back(
         (consumer_settings("g", "rmq_sys_x"), "INVALID_ARGUMENT", "cannot access system topic"),
         (consumer_settings("g", "t", expression="||"), "INVALID_ARGUMENT", "names no tag"),
         (producer_settings("bad topic!"), "INVALID_ARGUMENT", "contains illegal characters"),
-        (consumer_settings("g", client_type=pb.LITE_PUSH_CONSUMER), "UNIMPLEMENTED", "lite consumers"),
         (consumer_settings("g", *("t" * 100 for _ in range(10_000))), "INVALID_ARGUMENT", "at most 1048576 are taken"),
     ],
-    ids=["nothing", "group", "no group", "system topic", "expression", "topic", "lite", "large"],
+    ids=["nothing", "group", "no group", "system topic", "expression", "topic", "large"],
 )
 async def test_settings_that_no_client_has(
     proxy: Proxy, rpc: Rpc, command: rpc_pb.TelemetryCommand, code: str, words: str

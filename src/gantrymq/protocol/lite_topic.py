@@ -7,6 +7,7 @@ topic, and dispatches it to the light queue of the lite topic.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH
 from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
@@ -15,6 +16,12 @@ from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 LITE_TOPIC = "__LITE_TOPIC"
 #: The start of the property in encoded properties.
 LITE_TOPIC_MARK = LITE_TOPIC.encode() + b"\x01"
+#: Group attribute: the topic whose lite topics the group reads.
+LITE_BIND_TOPIC = "lite.bind.topic"
+#: Group attribute: the largest number of lite topics of a client, -1 for no limit.
+LITE_CLIENT_QUOTA = "lite.sub.client.quota"
+_DEFAULT_CLIENT_QUOTA = 2000
+_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SEPARATOR = "$"
 #: The beginning of the names of all light queues of lite topics.
 LITE_QUEUE_PREFIX = LIGHT_QUEUE_PREFIX + _SEPARATOR
@@ -41,6 +48,13 @@ def lite_topic_of(light_queue: str) -> tuple[str, str] | None:
     if not separator or not topic or not lite_topic or _SEPARATOR in lite_topic:
         return None
     return topic, lite_topic
+
+
+def lite_client_quota(group_attributes: Mapping[str, str]) -> int | None:
+    """Returns the largest number of lite topics of a client of a group with these attributes; None for no limit."""
+    text = group_attributes.get(LITE_CLIENT_QUOTA, "")
+    quota = int(text) if _NUMBER.fullmatch(text) else _DEFAULT_CLIENT_QUOTA
+    return None if quota < 0 else quota
 
 
 def lite_topic_problem(topic: str, lite_topic: str) -> str | None:

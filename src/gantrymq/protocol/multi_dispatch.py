@@ -7,7 +7,7 @@ each of them as INNER_MULTI_QUEUE_OFFSET, in the same order. The entry of a name
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, without_property
 from gantrymq.protocol.topic_name import (
@@ -53,6 +53,16 @@ def allows_light_queues(topic: str) -> bool:
     dead-letter messages, because a light queue would get them again.
     """
     return topic not in _EXCLUDED and not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX))
+
+
+def offset_in(properties: Mapping[str, str], light_queue: str) -> int | None:
+    """Returns the queue offset of a stored message in one of its light queues; None if it has none."""
+    names = properties.get(MULTI_DISPATCH, "").split(SEPARATOR)
+    offsets = properties.get(MULTI_QUEUE_OFFSET, "").split(SEPARATOR)
+    if light_queue not in names or len(names) != len(offsets):
+        return None
+    offset = offsets[names.index(light_queue)]
+    return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < _OFFSET_LENGTH else None
 
 
 def named_queues(properties: bytes) -> list[str]:

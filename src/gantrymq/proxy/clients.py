@@ -22,6 +22,7 @@ from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 #: Memory of a client in addition to its settings, bytes. A client stays registered for two minutes without a heartbeat.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
+LITE_CONSUMERS = (ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER)
 #: A connection that receives nothing for this time, in seconds, counts as lost. Clients send a heartbeat every 10 s.
 LOST_S = 20.0
 _FEW_BYTES = 32 * 1024
@@ -51,6 +52,11 @@ class Client:
     @property
     def client_type(self) -> ClientType:
         return self.settings.client_type
+
+    @property
+    def is_lite(self) -> bool:
+        """Whether the client is a consumer of lite topics."""
+        return self.client_type in LITE_CONSUMERS
 
     @property
     def group(self) -> str:

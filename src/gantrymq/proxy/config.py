@@ -91,6 +91,8 @@ class ProxyConfig(TlsConfig):
     user_property_max_num: int = bounded(128, 0, MAX_INT)
     #: A message group must be shorter than this, bytes. 0 means no limit.
     max_message_group_size: int = bounded(64, 0, MAX_INT)
+    #: Longest name of a lite topic, bytes.
+    max_lite_topic_size: int = bounded(64, 1, 255)
     #: Longest delay of a message. 0 means no limit.
     max_delay_time_mills: int = bounded(DAY_MS, 0, 1 << 50)
     #: Longest time that a producer may set before the first check of a transaction, s. 0 means no limit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
 from gantrymq.proxy.call import Call, Handlers
-from gantrymq.proxy.clients import Client, Clients
+from gantrymq.proxy.clients import LITE_CONSUMERS, Client, Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.statuses import ProxyError, status
 from gantrymq.proxy.v2.definition_pb2 import ClientType, Code
@@ -20,7 +20,7 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-_CONSUMERS = (ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER)
+_CONSUMERS = (ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER, *LITE_CONSUMERS)
 #: Longest interval between two searches for expired clients, s.
 _LOOK_S = 5.0
 

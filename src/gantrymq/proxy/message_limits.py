@@ -20,6 +20,8 @@ _SEND_MEMORY = 16 * _MIB
 _LIMITS = {
     # 4,096 entries with handles of 200 bytes.
     "AckMessage": SizeLimit(2 * _MIB, 16 * 1024, 2 * _MIB),
+    # 10,000 lite topics with names of 64 bytes.
+    "SyncLiteSubscription": SizeLimit(_MIB, 16 * 1024, 2 * _MIB),
     # 10,000 topics with a filter expression each, or the stacks of a process.
     "Telemetry": SizeLimit(2 * _MIB, 48 * 1024, 4 * _MIB),
 }

@@ -19,6 +19,7 @@ from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.consumer.acks import Acks
 from gantrymq.proxy.consumer.handle_signature import HandleSignatures
+from gantrymq.proxy.consumer.lite_subscriptions import LiteSubscriptionActivity
 from gantrymq.proxy.consumer.pop_requests import PopRequests
 from gantrymq.proxy.consumer.pull_message import PullMessageActivity
 from gantrymq.proxy.consumer.receipt_handle_manager import ReceiptHandleManager
@@ -37,7 +38,6 @@ from gantrymq.proxy.routing import Routing
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.telemetry import Telemetry
 from gantrymq.proxy.telemetry_requests import TelemetryRequests
-from gantrymq.proxy.unsupported import Unsupported
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.tls import client_context
@@ -73,6 +73,7 @@ class Proxy:
         )
         self.members = Members(config, self.brokers, self.clients, self.jobs)
         telemetry_requests = TelemetryRequests(config, self.brokers, self.clients, transactions)
+        self._lite_subscriptions = LiteSubscriptionActivity(config, self.brokers, self.clients)
         parts = (
             routing,
             self._membership,
@@ -81,7 +82,7 @@ class Proxy:
             Acks(config, requests, self._receipt_handles, signatures),
             PullMessageActivity(config, self.brokers),
             Telemetry(config, metadata, self.clients, telemetry_requests),
-            Unsupported(),
+            self._lite_subscriptions,
         )
         handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
         #: Names of the supported rpcs.
@@ -157,6 +158,7 @@ class Proxy:
             stack.push_async_callback(self._receipt_handles.stop)
             self._receipt_handles.start()
             stack.push_async_callback(self._receive_message.stop)
+            stack.push_async_callback(self._lite_subscriptions.stop)
             stack.push_async_callback(self._membership.stop)
             self._membership.start()
             if self._access_log is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
+from gantrymq.protocol.lite_topic import LITE_BIND_TOPIC
 from gantrymq.proxy import metadata as topic_types
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Call, EncodedResponse, Handlers
@@ -45,6 +46,7 @@ _TYPES: dict[str, list[MessageType]] = {
     topic_types.DELAY: [MessageType.DELAY],
     topic_types.TRANSACTION: [MessageType.TRANSACTION],
     topic_types.PRIORITY: [MessageType.PRIORITY],
+    topic_types.LITE: [MessageType.LITE],
     topic_types.MIXED: [MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION],
     topic_types.UNSPECIFIED: [MessageType.MESSAGE_TYPE_UNSPECIFIED],
 }
@@ -100,7 +102,8 @@ class Routing:
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         config = await self._metadata.group(group)
-        is_fifo = config is not None and config.consume_message_orderly
+        # A group with lite topics reads them in order, whatever their queues of the parent topic.
+        is_fifo = config is not None and config.consume_message_orderly and not config.attributes.get(LITE_BIND_TOPIC)
         by_name = _by_name(route)
         response = [QueryAssignmentResponse(status=status(Code.OK)).SerializeToString()]
         for queues in route.queue_datas:

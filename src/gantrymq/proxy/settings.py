@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.lite_topic import lite_client_quota
+from gantrymq.proxy.clients import LITE_CONSUMERS
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.retry_policy import EXPONENTIAL, customized_ms, exponential
 from gantrymq.proxy.statuses import ProxyError
@@ -26,6 +28,7 @@ from gantrymq.proxy.v2.definition_pb2 import (
 MAX_PROPERTIES = 32
 MAX_VALUE_LENGTH = 256
 MAX_PROPERTIES_SIZE = 4096
+_MAX_INT32 = (1 << 31) - 1
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]{0,63}")
 
 
@@ -65,6 +68,10 @@ def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None
     subscription.long_polling_timeout.CopyFrom(to_duration(config.grpc_client_consumer_max_long_polling_timeout_millis))
     policy_of = group or SubscriptionGroupConfig("")
     subscription.fifo = policy_of.consume_message_orderly
+    if settings.client_type in LITE_CONSUMERS:
+        quota = lite_client_quota(policy_of.attributes)
+        subscription.lite_subscription_quota = -1 if quota is None else min(quota, _MAX_INT32)
+        subscription.max_lite_topic_size = config.max_lite_topic_size
     added.backoff_policy.CopyFrom(backoff_policy(policy_of))
     if group is None:
         added.MergeFrom(settings)

@@ -26,6 +26,8 @@ _CODES: dict[int, Code] = {
     # Both errors are faults of the client. Java's proxy never reports the first one as such.
     ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
+    ResponseCode.LMQ_QUOTA_EXCEEDED: Code.LITE_TOPIC_QUOTA_EXCEEDED,
+    ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
 }
 
 

@@ -10,7 +10,7 @@ from gantrymq.proxy.settings import check_properties, settings_for
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status
 from gantrymq.proxy.subscriptions import subscription_of
 from gantrymq.proxy.telemetry_requests import TelemetryRequests
-from gantrymq.proxy.v2.definition_pb2 import LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER, Code, Settings
+from gantrymq.proxy.v2.definition_pb2 import Code, Settings
 from gantrymq.proxy.v2.service_pb2 import TelemetryCommand
 from gantrymq.proxy.validation import check_group, check_topic
 from gantrymq.system.clock import monotonic
@@ -77,8 +77,6 @@ async def check_settings(call: Call, settings: Settings) -> None:
         raise ProxyError(
             Code.BAD_REQUEST, f"settings of {settings.ByteSize()} bytes: at most {MAX_SETTINGS_SIZE} are taken"
         )
-    if settings.client_type in (LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER):
-        raise GrpcError(GrpcCode.UNIMPLEMENTED, "lite consumers are not supported: these brokers have no lite topics")
     topics = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
     if topics > MAX_TOPICS:
         raise ProxyError(Code.BAD_REQUEST, f"{topics} topics in one client's settings: at most {MAX_TOPICS} are taken")

@@ -10,6 +10,7 @@ from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import Code
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
+_LITE_TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 #: Error messages contain at most this many characters of an invalid name.
 _SHOWN = 200
@@ -80,3 +81,14 @@ def check_tag(tag: str) -> None:
         raise ProxyError(code, "tag cannot contain '|'")
     if has_control_character(tag):
         raise ProxyError(code, "tag cannot contain control character")
+
+
+def check_lite_topic(name: str, max_size: int) -> None:
+    """Raises ProxyError if a lite topic can't have this name. `max_size` is in bytes."""
+    code = Code.ILLEGAL_LITE_TOPIC
+    if is_blank(name):
+        raise ProxyError(code, "lite topic cannot be the char sequence of whitespace")
+    if len(name.encode()) > max_size:
+        raise ProxyError(code, f"lite topic exceed the max size {max_size}")
+    if not _LITE_TOPIC.fullmatch(name):
+        raise ProxyError(code, "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)")

@@ -10,7 +10,6 @@ from gantrymq.broker.lite.dispatcher import LiteDispatcher
 from gantrymq.broker.lite.subscriptions import LiteSubscriptions
 from gantrymq.broker.pop import OrderlyPops
 from gantrymq.broker.tables import (
-    LITE_BIND_TOPIC,
     SubscriptionGroupConfig,
     is_lite,
     lite_expiration_minutes,
@@ -36,7 +35,13 @@ from gantrymq.protocol.headers.lite import (
     GetParentTopicInfoRequestHeader,
     TriggerLiteDispatchRequestHeader,
 )
-from gantrymq.protocol.lite_topic import light_queue_of, light_queue_prefix, lite_topic_of, lite_topic_problem
+from gantrymq.protocol.lite_topic import (
+    LITE_BIND_TOPIC,
+    light_queue_of,
+    light_queue_prefix,
+    lite_topic_of,
+    lite_topic_problem,
+)
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps

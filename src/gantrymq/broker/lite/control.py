@@ -16,7 +16,6 @@ from gantrymq.broker.tables import (
     LITE_SUB_MODEL,
     SubscriptionGroupConfig,
     is_lite,
-    lite_client_quota,
 )
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.lite import (
@@ -31,7 +30,7 @@ from gantrymq.protocol.bodies.lite import (
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_request_json
-from gantrymq.protocol.lite_topic import light_queue_of, lite_topic_problem
+from gantrymq.protocol.lite_topic import light_queue_of, lite_client_quota, lite_topic_problem
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps

@@ -15,7 +15,7 @@ from gantrymq.broker.lite.dispatcher import LiteDispatcher, wait_key
 from gantrymq.broker.lite.subscriptions import LiteClient, LiteSubscriptions
 from gantrymq.broker.pop import OrderlyPops, Outcome, PopLongPolling, PopQueues, QueueKey, Waiter
 from gantrymq.broker.pull import DEFAULT_PULL_BYTES, MAX_SUSPEND_MS, check_broker, readable_topic
-from gantrymq.broker.tables import LITE_BIND_TOPIC, SubscriptionGroupConfig, is_lite
+from gantrymq.broker.tables import SubscriptionGroupConfig, is_lite
 from gantrymq.errors import GantryError, RecordError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import MAX_MESSAGES
@@ -28,7 +28,7 @@ from gantrymq.protocol.headers.pop import (
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
 )
-from gantrymq.protocol.lite_topic import light_queue_of, lite_topic_problem
+from gantrymq.protocol.lite_topic import LITE_BIND_TOPIC, light_queue_of, lite_topic_problem
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, queue_offsets
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle
 from gantrymq.protocol.record import FIXED_SIZE_V4, topic_and_properties, unpacker

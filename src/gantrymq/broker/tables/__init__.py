@@ -5,7 +5,6 @@ from __future__ import annotations
 from gantrymq.broker.tables.access_control import AccessControl
 from gantrymq.broker.tables.attributes import (
     GROUP_ATTRIBUTES,
-    LITE_BIND_TOPIC,
     LITE_EXCLUSIVE,
     LITE_RESET_EXCLUSIVE,
     LITE_RESET_UNSUBSCRIBE,
@@ -16,7 +15,6 @@ from gantrymq.broker.tables.attributes import (
     is_by_priority,
     is_compacted,
     is_lite,
-    lite_client_quota,
     lite_expiration_minutes,
     parse_changes,
     priority_factor,
@@ -37,7 +35,6 @@ from gantrymq.broker.tables.transaction_counts import TransactionCounts
 
 __all__ = [
     "GROUP_ATTRIBUTES",
-    "LITE_BIND_TOPIC",
     "LITE_EXCLUSIVE",
     "LITE_RESET_EXCLUSIVE",
     "LITE_RESET_UNSUBSCRIBE",
@@ -75,7 +72,6 @@ __all__ = [
     "is_compacted",
     "is_lite",
     "is_tag_type",
-    "lite_client_quota",
     "lite_expiration_minutes",
     "parse_changes",
     "priority_factor",

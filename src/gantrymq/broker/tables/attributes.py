@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.lite_topic import LITE_BIND_TOPIC, LITE_CLIENT_QUOTA
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic, topic_problem
 from gantrymq.protocol.unsupported_features import feature_of_attribute
 from gantrymq.store.topic_retention import RetentionLimits
@@ -23,16 +24,12 @@ PRIORITY = "PRIORITY"
 LITE = "LITE"
 #: Topic attribute: the time after which a lite topic expires if it gets no messages, in minutes. -1 for never.
 LITE_EXPIRATION = "lite.topic.expiration"
-#: Group attributes: the topic whose lite topics the group reads, whether clients share a lite topic, whether the group
-#: reads a lite topic from the beginning after another client took it over and after a client left it, and the largest
-#: number of lite topics of a client, -1 for no limit.
-LITE_BIND_TOPIC = "lite.bind.topic"
+#: Group attributes: whether clients share a lite topic, and whether the group
+#: reads a lite topic from the beginning after another client took it over and after a client left it.
 LITE_SUB_MODEL = "lite.sub.model"
 LITE_EXCLUSIVE = "Exclusive"
 LITE_RESET_EXCLUSIVE = "lite.sub.reset.offset.exclusive"
 LITE_RESET_UNSUBSCRIBE = "lite.sub.reset.offset.unsubscribe"
-LITE_CLIENT_QUOTA = "lite.sub.client.quota"
-_DEFAULT_LITE_CLIENT_QUOTA = 2000
 _MOST_LITE_EXPIRATION = 30 * 24 * 60
 #: Group attribute: the percentage of pops that select queues by priority.
 PRIORITY_FACTOR = "priority.factor"
@@ -147,13 +144,6 @@ def is_lite(topic_attributes: Mapping[str, str]) -> bool:
 def lite_expiration_minutes(topic_attributes: Mapping[str, str]) -> int:
     """Returns the time after which a lite topic without new messages expires, in minutes; -1 for never."""
     return limit_of(topic_attributes, LITE_EXPIRATION) or -1
-
-
-def lite_client_quota(group_attributes: Mapping[str, str]) -> int | None:
-    """Returns the largest number of lite topics of a client of a group; None for no limit."""
-    text = group_attributes.get(LITE_CLIENT_QUOTA, "")
-    quota = int(text) if _NUMBER.fullmatch(text) else _DEFAULT_LITE_CLIENT_QUOTA
-    return None if quota < 0 else quota
 
 
 def retention_limits(topic: str, topic_attributes: Mapping[str, str]) -> RetentionLimits | None:

@@ -4,7 +4,7 @@
         await admin.create_topic(TopicConfig("greetings", 8, 8), cluster="DefaultCluster")
 
 Its base classes are in the other modules of this package: `base` (connections, clusters, routes), `namesrv`, `topics`,
-`groups`, `offsets`, `messages`, `dead_letter_messages`, `given_up`, `brokers`, `controllers`, `auth`.
+`groups`, `offsets`, `messages`, `dead_letter_messages`, `given_up`, `brokers`, `controllers`, `auth`, `lite`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from gantrymq.client.admin.brokers import AdminBrokers
 from gantrymq.client.admin.controllers import AdminControllers
 from gantrymq.client.admin.dead_letter_messages import AdminDeadLetterMessages
 from gantrymq.client.admin.given_up import AdminGivenUp
+from gantrymq.client.admin.lite import AdminLite
 
 
-class AdminClient(AdminDeadLetterMessages, AdminGivenUp, AdminBrokers, AdminControllers, AdminAuth):
+class AdminClient(AdminDeadLetterMessages, AdminGivenUp, AdminBrokers, AdminControllers, AdminAuth, AdminLite):
     """Sends requests to NameServers and brokers. Needs no start. Use it with `async with`, or call `close`.
 
     Example:

@@ -19,6 +19,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader, PopLiteMessageResponseHeader
 from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
@@ -26,9 +27,18 @@ from gantrymq.protocol.headers.pop import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
+from gantrymq.protocol.lite_topic import LITE_TOPIC, light_queue_of
 from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, offset_in
 from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
-from gantrymq.protocol.receipt_handle import ReceiptHandle, normal_topic, parse_offset_info, real_topic, retry_flag
+from gantrymq.protocol.receipt_handle import (
+    NORMAL_TOPIC,
+    ReceiptHandle,
+    normal_topic,
+    parse_offset_info,
+    real_topic,
+    retry_flag,
+)
 from gantrymq.protocol.refusals import broker_error, retry_after_ms
 
 log = peer_log(__name__)
@@ -56,19 +66,10 @@ class PopApi:
         The response may take `grace_ms` longer. While a rate limit is exceeded, waits and repeats the pop, within
         `poll_time`; the result of a longer wait is an empty list. The error POLLING_FULL is raised as BrokerError.
         """
-        address = self._address(broker_name)
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
-        timeout_ms = header.poll_time + grace_ms
-        response = await invoke_within_limits(
-            self._client.remoting, address, request, timeout_ms, wait_ms=header.poll_time
-        )
-        is_limited = response.code == ResponseCode.FLOW_CONTROL and retry_after_ms(response) is not None
-        if is_limited or response.code in _NOTHING:
-            self._client.failure_log.recovered(address)
+        response = await self._popped(broker_name, request, header.poll_time, grace_ms)
+        if response is None:
             return []
-        if response.code != ResponseCode.SUCCESS:
-            raise broker_error(response, address)
-        self._client.failure_log.recovered(address)
         messages = [
             message
             for message in decode_popped(response.body, broker_name, self._max_body_size)
@@ -79,6 +80,57 @@ class PopApi:
             message.topic = header.topic
         return messages
 
+    async def pop_lite(
+        self, broker_name: str, header: PopLiteMessageRequestHeader, grace_ms: int = GRACE_MS
+    ) -> list[MessageExt]:
+        """Pops messages of lite topics and sets their receipt handles, as `pop` does."""
+        request = RemotingCommand.request(RequestCode.POP_LITE_MESSAGE, header)
+        response = await self._popped(broker_name, request, header.poll_time, grace_ms)
+        if response is None:
+            return []
+        messages = decode_popped(response.body, broker_name, self._max_body_size)
+        answer = response.read_header(PopLiteMessageResponseHeader)
+        counts = (answer.order_count_info or "").split(";")
+        if len(counts) != len(messages):
+            # A message can't be read.
+            counts = ["0"] * len(messages)
+        found = []
+        for message, count in zip(messages, counts, strict=True):
+            lite_topic = message.properties.get(LITE_TOPIC, "")
+            offset = offset_in(message.properties, light_queue_of(header.topic, lite_topic))
+            if message.topic != header.topic or offset is None:
+                log.error("%s is for a pop of lite topics of %s: it is left out", message.place, header.topic)
+                continue
+            handle = ReceiptHandle(
+                offset,
+                answer.pop_time,
+                answer.invisible_time,
+                answer.revive_qid,
+                NORMAL_TOPIC,
+                broker_name,
+                LIGHT_QUEUE_ID,
+                offset,
+            )
+            message.properties[POP_CK] = str(handle)
+            message.properties.setdefault(FIRST_POP_TIME, str(answer.pop_time))
+            message.reconsume_times = _number(count)
+            found.append(message)
+        return found
+
+    async def _popped(
+        self, broker_name: str, request: RemotingCommand, poll_ms: int, grace_ms: int
+    ) -> RemotingCommand | None:
+        """Returns the response with messages, or None if there are none. Raises BrokerError."""
+        address = self._address(broker_name)
+        response = await invoke_within_limits(
+            self._client.remoting, address, request, poll_ms + grace_ms, wait_ms=poll_ms
+        )
+        is_limited = response.code == ResponseCode.FLOW_CONTROL and retry_after_ms(response) is not None
+        if not is_limited and response.code not in (*_NOTHING, ResponseCode.SUCCESS):
+            raise broker_error(response, address)
+        self._client.failure_log.recovered(address)
+        return response if response.code == ResponseCode.SUCCESS else None
+
     def _is_of(self, message: MessageExt, header: PopMessageRequestHeader) -> bool:
         """Returns whether the message belongs to the requested topic and queue, or to their retry topic."""
         if message.topic == header.topic and header.queue_id in (message.queue_id, _ANY_QUEUE):
@@ -88,8 +140,11 @@ class PopApi:
         log.error("%s is for a pop of queue %d of %s: it is left out", message.place, header.queue_id, header.topic)
         return False
 
-    async def ack(self, message: MessageExt, topic: str) -> None:
-        """Acknowledges a message popped from `topic`. Raises IllegalMessage for a message that was not popped."""
+    async def ack(self, message: MessageExt, topic: str, lite_topic: str | None = None) -> None:
+        """Acknowledges a message popped from `topic`. Raises IllegalMessage for a message that was not popped.
+
+        `lite_topic` is the lite topic of a message from `pop_lite`.
+        """
         handle = handle_of(message)
         header = AckMessageRequestHeader(
             consumer_group=self.group,
@@ -97,14 +152,17 @@ class PopApi:
             queue_id=handle.queue_id,
             extra_info=message.properties[POP_CK],
             offset=handle.queue_offset,
+            lite_topic=lite_topic,
             bname=handle.broker_name,
         )
         await self._client.remoting.call(
             self._address(handle.broker_name), RemotingCommand.request(RequestCode.ACK_MESSAGE, header), _TIMEOUT_MS
         )
 
-    async def change_invisible_time(self, message: MessageExt, topic: str, invisible_ms: int) -> None:
-        """Changes the invisible duration of a message popped from `topic`.
+    async def change_invisible_time(
+        self, message: MessageExt, topic: str, invisible_ms: int, lite_topic: str | None = None
+    ) -> None:
+        """Changes the invisible duration of a message popped from `topic`; see `ack` for `lite_topic`.
 
         Unless acknowledged, the message is redelivered `invisible_ms` from now. It gets a new receipt handle. Raises
         IllegalMessage if the message was not popped.
@@ -117,6 +175,7 @@ class PopApi:
             extra_info=message.properties[POP_CK],
             offset=handle.queue_offset,
             invisible_time=invisible_ms,
+            lite_topic=lite_topic,
             bname=handle.broker_name,
         )
         response = await self._client.remoting.call(

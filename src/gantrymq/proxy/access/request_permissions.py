@@ -75,6 +75,7 @@ _RULES: dict[type[Message], Callable[[Any], Iterator[Need]]] = {
     pb.AckMessageRequest: _consumed,
     pb.ForwardMessageToDeadLetterQueueRequest: _consumed,
     pb.ChangeInvisibleDurationRequest: _consumed,  # +
+    pb.SyncLiteSubscriptionRequest: _consumed,  # +
     pb.PullMessageRequest: _of_queue(_SUB),  # +
     pb.UpdateOffsetRequest: _of_queue(_SUB_UPDATE),  # +
     pb.GetOffsetRequest: _of_queue(_SUB_GET),  # +

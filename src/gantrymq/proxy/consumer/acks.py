@@ -103,7 +103,9 @@ class Acks:
     ) -> AbstractAsyncContextManager[Handle]:
         """Returns the newest handle of the message. Raises ProxyError if the handle was issued to another user."""
         self._signatures.check(request.receipt_handle, call.user, group, topic)
-        return self._receipt_handles.handle_of(call.client_id, group, topic, request.message_id, request.receipt_handle)
+        return self._receipt_handles.handle_of(
+            call.client_id, group, topic, request.message_id, request.receipt_handle, request.lite_topic
+        )
 
     async def change_invisible_duration(
         self, call: Call, request: ChangeInvisibleDurationRequest

@@ -1,8 +1,8 @@
 """Signatures that bind a receipt handle to the user, group and topic of the request that received the message.
 
 A broker's handle identifies a message by numbers that a client can change. If a client changed the commit log offset,
-ForwardMessageToDeadLetterQueue could copy any message of the broker. If authentication is on, a handle therefore has a
-tenth word: the signature of the other nine. The signing key is derived from the secret key that signs the proxies' own
+ForwardMessageToDeadLetterQueue could copy any message of the broker. If authentication is on, a handle therefore ends
+with the signature of its other words. The signing key is derived from the secret key that signs the proxies' own
 requests to brokers, so all proxies of a cluster use the same signing key.
 """
 
@@ -19,8 +19,8 @@ from gantrymq.system import randomness
 _PURPOSE = b"GantryMQ receipt handle"
 #: Size of a signature, bytes. A multiple of three needs no padding in base64.
 _SIZE = 18
-#: Number of words of a handle that the signature covers.
-_WORDS = 9
+#: Number of words of a signed handle, without and with a lite topic.
+_SIGNED_WORDS = (10, 11)
 
 
 class HandleSignatures:
@@ -44,8 +44,9 @@ class HandleSignatures:
         if self._key is None:
             return
         words = text.split(" ")
-        expected = _signature(self._key, " ".join(words[:_WORDS]), user, group, topic)
-        if len(words) != _WORDS + 1 or not hmac.compare_digest(words[-1].encode(errors="replace"), expected.encode()):
+        expected = _signature(self._key, " ".join(words[:-1]), user, group, topic)
+        is_right = hmac.compare_digest(words[-1].encode(errors="replace"), expected.encode())
+        if len(words) not in _SIGNED_WORDS or not is_right:
             raise ProxyError(
                 Code.INVALID_RECEIPT_HANDLE,
                 f"the receipt handle is not issued to user {user} for this topic and group",

@@ -11,6 +11,7 @@ from gantrymq.errors import BodyError, BrokerError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader
 from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
@@ -18,9 +19,10 @@ from gantrymq.protocol.headers.pop import (
     PopMessageRequestHeader,
 )
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
+from gantrymq.protocol.lite_topic import LITE_TOPIC
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import POP_CK
-from gantrymq.protocol.receipt_handle import real_topic
+from gantrymq.protocol.receipt_handle import ReceiptHandle, real_topic
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.consumer.handle import Handle
 from gantrymq.proxy.statuses import ProxyError
@@ -48,6 +50,16 @@ class PopRequests:
             message.properties[POP_CK] += f" {message.commit_log_offset}"
         return messages
 
+    async def pop_lite(self, broker_name: str, header: PopLiteMessageRequestHeader, grace_ms: int) -> list[MessageExt]:
+        """Returns messages of lite topics as `pop` does."""
+        await self._brokers.master(broker_name)
+        messages = await self._brokers.pops(header.consumer_group).pop_lite(broker_name, header, grace_ms)
+        for message in messages:
+            handle = ReceiptHandle.parse(message.properties[POP_CK])
+            lite_topic = message.properties[LITE_TOPIC]
+            message.properties[POP_CK] = str(Handle(handle, message.commit_log_offset, lite_topic))
+        return messages
+
     async def ack(self, handle: Handle, group: str, topic: str) -> None:
         """Acknowledges a message."""
         receipt = handle.receipt
@@ -57,6 +69,7 @@ class PopRequests:
             queue_id=receipt.queue_id,
             extra_info=str(handle),
             offset=receipt.queue_offset,
+            lite_topic=handle.lite_topic or None,
         )
         await self._call(handle, RemotingCommand.request(RequestCode.ACK_MESSAGE, header))
 
@@ -73,6 +86,7 @@ class PopRequests:
             offset=receipt.queue_offset,
             invisible_time=invisible_ms,
             suspend=suspend,
+            lite_topic=handle.lite_topic or None,
         )
         response = await self._call(handle, RemotingCommand.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
         answer = response.read_header(ChangeInvisibleTimeResponseHeader)

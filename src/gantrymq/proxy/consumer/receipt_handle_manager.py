@@ -74,14 +74,18 @@ class ReceiptHandleManager:
 
     @asynccontextmanager
     async def handle_of(
-        self, client_id: str, group: str, topic: str, message_id: str, text: str
+        self, client_id: str, group: str, topic: str, message_id: str, text: str, lite_topic: str = ""
     ) -> AsyncIterator[Handle]:
         """Yields the newest handle of a message, for a request that settles it. `text` is the client's handle.
+
+        `lite_topic` is the lite topic in the request: the handle of another proxy does not have it.
 
         The message is no longer renewed. If the request fails for a temporary reason, the renewals go on, and the
         client can retry with the same handle. Raises ProxyError for an invalid or expired handle.
         """
         handle = Handle.parse(text)
+        if lite_topic and not handle.lite_topic:
+            handle = handle._replace(lite_topic=lite_topic)
         message = self.in_flight.take(client_id, group, MessageKey.of(message_id, handle))
         if message is not None and message.topic != topic:
             self.in_flight.put_back(message)

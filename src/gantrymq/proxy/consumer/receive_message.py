@@ -19,6 +19,7 @@ from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.bodies.pop import MAX_MESSAGES
 from gantrymq.protocol.bodies.topic_config import PERM_READ
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import POP_CK
@@ -107,22 +108,39 @@ class ReceiveMessageActivity:
             raise ProxyError(Code.BAD_REQUEST, f"batch size {request.batch_size}: 1 to {MAX_MESSAGES} are possible")
         subscription = subscription_of(topic, request.filter_expression)
         config = await self._metadata.group(group)
-        header = PopMessageRequestHeader(
-            consumer_group=group,
-            topic=topic,
-            queue_id=_ANY_QUEUE,
-            max_msg_nums=min(request.batch_size, MAX_MESSAGES),
-            invisible_time=invisible_ms,
-            poll_time=poll_ms,
-            init_mode=INIT_FROM_MAX,
-            born_time=clock.now_ms(),
-            exp_type=subscription.expression_type,
-            exp=subscription.sub_string,
-            order=config is not None and config.consume_message_orderly,
-            attempt_id=request.attempt_id if request.HasField("attempt_id") else None,
-        )
+        attempt_id = request.attempt_id if request.HasField("attempt_id") else None
+        most = min(request.batch_size, MAX_MESSAGES)
         broker_name = await self._broker(topic, request.message_queue.broker.name)
-        popped = await self._pop(broker_name, header, max(call.remaining_ms() - poll_ms, _GRACE_MS))
+        grace_ms = max(call.remaining_ms() - poll_ms, _GRACE_MS)
+        client = self._clients.get(call.client_id)
+        if client is not None and client.is_lite:
+            lite_header = PopLiteMessageRequestHeader(
+                client_id=call.client_id,
+                consumer_group=group,
+                topic=topic,
+                max_msg_num=most,
+                invisible_time=invisible_ms,
+                poll_time=poll_ms,
+                born_time=clock.now_ms(),
+                attempt_id=attempt_id,
+            )
+            popped = await self._pop(self._requests.pop_lite(broker_name, lite_header, grace_ms), group, topic)
+        else:
+            header = PopMessageRequestHeader(
+                consumer_group=group,
+                topic=topic,
+                queue_id=_ANY_QUEUE,
+                max_msg_nums=most,
+                invisible_time=invisible_ms,
+                poll_time=poll_ms,
+                init_mode=INIT_FROM_MAX,
+                born_time=clock.now_ms(),
+                exp_type=subscription.expression_type,
+                exp=subscription.sub_string,
+                order=config is not None and config.consume_message_orderly,
+                attempt_id=attempt_id,
+            )
+            popped = await self._pop(self._requests.pop(broker_name, header, grace_ms), group, topic)
         max_attempts = None if config is None else config.retry_max_times + 1
         call.keep(sum(len(message.body) + KEPT_BESIDE_BODY for message in popped))
         messages = [message for message in popped if self._is_wanted(message, subscription, group, max_attempts)]
@@ -173,22 +191,22 @@ class ReceiveMessageActivity:
 
     # -- popping ------------------------------------------------------------------------------------------------
 
-    async def _pop(self, broker_name: str, header: PopMessageRequestHeader, grace_ms: int) -> list[MessageExt]:
+    async def _pop(self, request: Coroutine[Any, Any, list[MessageExt]], group: str, topic: str) -> list[MessageExt]:
         """Pops messages. If the client disconnects during the pop, a background task processes the result."""
-        pop = asyncio.ensure_future(self._requests.pop(broker_name, header, grace_ms))
+        pop = asyncio.ensure_future(request)
         try:
             return await result_of(pop)
         except asyncio.CancelledError:
             # The client disconnected. If the broker still returns messages, they must be redelivered to other
             # consumers.
-            self._after.start(self._nobody_waits(pop, header))
+            self._after.start(self._nobody_waits(pop, group, topic))
             raise
         except BrokerError as e:
             if e.code == ResponseCode.POLLING_FULL:
                 raise ProxyError(Code.TOO_MANY_REQUESTS, "polling full") from e
             raise
 
-    async def _nobody_waits(self, pop: asyncio.Future[list[MessageExt]], header: PopMessageRequestHeader) -> None:
+    async def _nobody_waits(self, pop: asyncio.Future[list[MessageExt]], group: str, topic: str) -> None:
         """Waits for a pop whose client disconnected, and makes its messages visible again."""
         self._abandoned[pop] = None
         if len(self._abandoned) > PROXY_ABANDONED_POPS:
@@ -203,7 +221,7 @@ class ReceiveMessageActivity:
             del self._abandoned[pop]
             del pop
         for handle in handles:
-            await self._give_back(handle, header.consumer_group, header.topic)
+            await self._give_back(handle, group, topic)
 
     def _is_wanted(
         self, message: MessageExt, subscription: SubscriptionData, group: str, max_attempts: int | None

@@ -19,7 +19,7 @@ from gantrymq.proxy.messages import RESERVED, message_type, to_body, to_properti
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.times import timestamp_ms
 from gantrymq.proxy.v2.definition_pb2 import Code, Message, MessageType, SystemProperties
-from gantrymq.proxy.validation import check_tag, has_control_character, is_blank
+from gantrymq.proxy.validation import check_lite_topic, check_tag, has_control_character, is_blank
 from gantrymq.system.clock import now_ms
 
 #: Last second of the year 9999, as Unix time.
@@ -39,6 +39,7 @@ class EncodedMessage(NamedTuple):
     sys_flag: int
     kind: str
     born_ms: int
+    #: The message group or the lite topic, which selects the queue.
     message_group: str
     deduplicate_id: str
 
@@ -60,8 +61,6 @@ class MessageEncoder:
             raise ProxyError(
                 Code.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {config.max_message_size}"
             )
-        if system.message_type == MessageType.LITE:
-            raise ProxyError(Code.UNSUPPORTED, "messages of the type LITE are not supported")
         if system.HasField("priority") and system.priority < 0:
             raise ProxyError(Code.BAD_REQUEST, "the priority must be greater than or equal to 0")
         self._check_own_properties(message)
@@ -69,6 +68,8 @@ class MessageEncoder:
             raise ProxyError(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")
         if system.message_group:
             self._check_group(system.message_group)
+        if system.lite_topic:
+            check_lite_topic(system.lite_topic, self._config.max_lite_topic_size)
         is_half = system.message_type == MessageType.TRANSACTION
         if is_half:
             self._check_recovery(system)
@@ -92,7 +93,7 @@ class MessageEncoder:
             flag | sys_flag.TRANSACTION_PREPARED if is_half else flag,
             MessageType.Name(message_type(properties)),
             int(properties.get(names.BORN_TIMESTAMP) or now_ms()),
-            system.message_group,
+            system.message_group or system.lite_topic,
             properties.get(names.DEDUPLICATE_ID, ""),
         )
 

@@ -101,6 +101,9 @@ class ProducerProcessor:
             if any(message.kind == topic_types.PRIORITY for message in encoded):
                 # The queue id is the priority, and all messages of a batch are in one queue.
                 raise ProxyError(Code.BAD_REQUEST, "messages with a priority can't be sent together")
+            if any(message.kind == topic_types.LITE for message in encoded):
+                # Brokers do not dispatch the messages of a batch to light queues.
+                raise ProxyError(Code.BAD_REQUEST, "messages of lite topics can't be sent together")
         await self._check_type(topic, encoded)
         first = encoded[0]
         route = await self._brokers.route(topic)
