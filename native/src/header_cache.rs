@@ -39,6 +39,7 @@ impl<T> HeaderCache<T> {
         *self = HeaderCache::new(self.most_size);
     }
 
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
