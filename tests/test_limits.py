@@ -15,7 +15,7 @@ def test_one_connection_leaves_capacity_to_others(limit: Limit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "most"), [("broker", 1660), ("NameServer", 520), ("controller", 520), ("proxy", 1304)]
+    ("server", "most"), [("broker", 1716), ("NameServer", 520), ("controller", 520), ("proxy", 1304)]
 )
 def test_the_sum_of_all_limits(server: str, most: int) -> None:
     assert memory_of(server) <= most * MIB

@@ -5,6 +5,7 @@ pub mod batch;
 pub mod binary;
 mod bytes;
 pub mod columns;
+pub mod header_cache;
 pub mod index_file;
 pub mod inflate;
 pub mod keys;

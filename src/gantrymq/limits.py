@@ -141,6 +141,12 @@ _BYTES_OF_DEDUPLICATION_ID = 350
 #: response, and blocks of the tier.
 TIER_READS = 64
 _BYTES_OF_TIER_READ = 2 * MIB
+#: Headers of sends that native code caches, bytes (`broker/send/fast_path.py`): 50,000 topics with one producer group.
+#: The oldest headers are dropped.
+SEND_HEADERS_BYTES = 32 * MIB
+#: The same limit for the headers with another timeout of the client than the default. They are cached separately.
+SEND_HEADERS_BYTES_OF_TIMEOUT = 8 * MIB
+SEND_TIMEOUTS = 3
 #: Light queues that a message names (`protocol/multi_dispatch.py`). The first use of one takes about 54 us. Java has no
 #: limit.
 LIGHT_QUEUES_OF_MESSAGE = 200
@@ -205,6 +211,7 @@ def memory_of(server: str) -> int:
         size += _RATE_LIMIT_TABLES * RATE_LIMITED_HOSTS * _BYTES_OF_RATE_LIMIT
         size += DEDUPLICATION_IDS * _BYTES_OF_DEDUPLICATION_ID
         size += TIER_READS * _BYTES_OF_TIER_READ
+        size += SEND_HEADERS_BYTES + SEND_TIMEOUTS * SEND_HEADERS_BYTES_OF_TIMEOUT
     if server == "proxy":
         # The gRPC port.
         size += INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES

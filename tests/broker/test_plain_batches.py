@@ -245,7 +245,7 @@ def test_without_room_for_all_nothing_is_written(of_log: int, of_queue: int) -> 
     assert native is not None
     host = encode_host("127.0.0.1", 10911)
     parts = b"7F000001", (b"", b""), (b"{", b"", b"", b"", b"}")
-    sends = native.PlainSends([], b"POP_CK\x01", b"", host, (1 << 20, 100), *parts, (b"KEY\x01", []))
+    sends = native.PlainSends([], b"POP_CK\x01", b"", host, (1 << 20, 100, 1 << 20), *parts, (b"KEY\x01", []))
     log, queue = Log(of_log), Queue(of_queue)
     assert sends.handle(batches(1), log, 7, host)[4]
     properties = OF_BATCH.encode()

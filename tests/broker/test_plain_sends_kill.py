@@ -42,7 +42,7 @@ def write(fd, root, seed):
     store = MessageStore(config(Path(root)).store, HOST)
     store.open()
     answers = SendResponses(HOST, "r", True)
-    sends = native.PlainSends([], b"POP_CK", b"", HOST, (1 << 20, 1000), *answers.for_native, (b"KEY\x01", []))
+    sends = native.PlainSends([], b"POP_CK", b"", HOST, (1 << 20, 1000, 1 << 20), *answers.for_native, (b"KEY\x01", []))
     number = 0
     while True:
         frames = []

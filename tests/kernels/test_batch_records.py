@@ -106,7 +106,7 @@ def test_plain_sends_store_all_of_a_batch_or_nothing(
     written: list[bytes] = []
     log = SimpleNamespace(position=4200, limit=7096, store_timestamp=0, write=written.append)
     parts = b"0A", (b"", b""), (b"", b" ", b" ", b" ", b"")
-    sends = native.PlainSends([], SPECIAL, b"", host, (1 << 20, 5), *parts, (b"KEY\x01", [100]))
+    sends = native.PlainSends([], SPECIAL, b"", host, (1 << 20, 5, 1 << 20), *parts, (b"KEY\x01", [100]))
     assert sends.handle(request(b""), log, 456, host)[4]
     assert sends.allow(7, 1_700_000_000_123, b"", b"T", 3, 0x4A, 0, True, 320, queue)
     expected = RecordBatch(queue, 0x4A, 1_700_000_000_123, host, host, 0, with_crc=False)

@@ -25,7 +25,7 @@ def fail() -> None:
     queue: Any = SimpleNamespace(mapping=bytearray(300), position=0, limit=300, max_offset=0)
     log = SimpleNamespace(position=(1 << 63) - 1, limit=(1 << 63) - 1)
     parts = b"0A", (b"", b""), (b"", b"", b"", b"", b""), (b"KEY\x01", [])
-    sends: Any = native.PlainSends([], b"POP_CK\x01", b"", HOST, (100, 5), *parts)
+    sends: Any = native.PlainSends([], b"POP_CK\x01", b"", HOST, (100, 5, 1 << 20), *parts)
     assert sends.handle(SEND, log, 456, HOST)[4]
     assert sends.allow(7, 1_700_000_000_123, b"UNIQ_KEY\x011\x02", b"T", 3, 0, 0, False, 310, queue)
     sends.handle(SEND, log, 456, HOST)

@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 
 /// Increases when a function is added or its meaning changes. `gantrymq.kernels` accepts only the version that it
 /// needs.
-const INTERFACE: u32 = 18;
+const INTERFACE: u32 = 19;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -12,11 +12,11 @@ use pyo3::types::{PyBytes, PyList};
 use super::guard::guarded;
 use super::memory::{cells_of, put};
 use crate::batch::{Common, Message, Place, Placed};
+use crate::header_cache::HeaderCache;
 use crate::record::STORE_TIMESTAMP_AT_V4;
 use crate::sends::{self, Answers, Cutter, Parts, is_sure};
 
-/// Maximum number and size of the cached headers. At the limit, the cache is cleared. See `send_request.py`.
-const MOST_KNOWN: usize = 4096;
+/// Maximum size of a cached header.
 const LONGEST_KEY: usize = 1024;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
@@ -138,7 +138,7 @@ impl Finders {
 /// The registered headers, and the data to store their messages and to encode responses. It contains no rules.
 #[pyclass]
 pub struct PlainSends {
-    known: HashMap<Vec<u8>, Target>,
+    known: HeaderCache<Target>,
     /// The header at which the last call stopped.
     unknown: Option<Unknown>,
     /// Boxed, because they contain vectors of 32 bytes, for which Python's memory isn't aligned.
@@ -174,14 +174,14 @@ impl PlainSends {
         odd_in_batch: &[u8],
         own_properties: Vec<u8>,
         store_host: Vec<u8>,
-        most: (usize, usize),
+        most: (usize, usize, usize),
         answer_host: Vec<u8>,
         binary_answer: [Vec<u8>; 2],
         json_answer: [Vec<u8>; 5],
         counting: (Vec<u8>, Vec<i64>),
     ) -> PlainSends {
         PlainSends {
-            known: HashMap::new(),
+            known: HeaderCache::new(most.2),
             unknown: None,
             finders: Box::new(Finders {
                 cutter: Cutter::default(),
@@ -231,9 +231,6 @@ impl PlainSends {
         if !is_it || unknown.key.len() > LONGEST_KEY || !is_sure(&unknown.key) {
             return false;
         }
-        if self.known.len() >= MOST_KNOWN {
-            self.known.clear();
-        }
         let count = match self.size_bounds.is_empty() {
             true => 0,
             false => *self.topics.entry(topic.clone()).or_insert_with(|| {
@@ -241,7 +238,9 @@ impl PlainSends {
                 self.counts.len() - 1
             }),
         };
-        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, is_batch, code, count, queue });
+        let size = topic.len();
+        let target = Target { topic, queue_id, sys_flag, flag, is_batch, code, count, queue };
+        self.known.insert(unknown.key, target, size);
         true
     }
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: Version of this interface, as in `native/src/python/mod.rs`.
-INTERFACE = 18
+INTERFACE = 19
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -163,7 +163,7 @@ class Native(Protocol):
         odd_in_batch: bytes,
         own_properties: bytes,
         store_host: bytes,
-        most: tuple[int, int],
+        most: tuple[int, int, int],
         answer_host: bytes,
         binary_answer: tuple[bytes, bytes],
         json_answer: tuple[bytes, bytes, bytes, bytes, bytes],
@@ -178,6 +178,8 @@ class Native(Protocol):
         - Its body is larger than `most[0]`.
         - It is a batch without messages, or with more than `most[1]` messages.
         - It is a batch, and `odd_in_batch` is in the properties of a message.
+
+        The registered headers take at most `most[2]` bytes of memory. Beyond that, the oldest ones are dropped.
 
         The fast path appends `own_properties` to the properties of a single message. `SendResponses` describes the
         parts of the responses. `counting` has the start of the marked property, and the upper bounds of the sizes of

@@ -59,6 +59,8 @@ FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 #: Responses of one read are written when they reach this size, in bytes. If the write buffer is then full, the other
 #: requests of the read wait. A peer's buffer is thus at most ANSWERS_HIGH_WATER, this size and one response.
 BATCH_LIMIT = 1024 * 1024
+#: If more bytes of a read are left, the first look does not run again (`Connection.look_again`): each run copies them.
+_LOOK_AGAIN_BYTES = 32 * 1024
 #: Time in which a closing connection may send its write buffer, in seconds.
 CLOSE_TIMEOUT_S = 2.0
 #: Responses up to this size are joined into one buffer, which is cheaper than many small buffers. In bytes.
@@ -110,6 +112,8 @@ class Connection(FlowControl):
         self._hooks = hooks
         #: The current command, if it follows requests that the first look has handled. Otherwise None.
         self.looked_at: RemotingCommand | None = None
+        #: See `look_again`.
+        self._looks_again = False
         #: Start of the current command, in seconds of the monotonic clock. The time includes a first look that handled
         #: no request. Valid only until the handler returns or awaits.
         self.command_began = 0.0
@@ -172,14 +176,21 @@ class Connection(FlowControl):
         """
         reader = self._reader
         data = reader.joined(data)
-        if data and not reader.frame_length and not self._closing and self._batch is not None:
+        looks = not reader.frame_length
+        while data and looks and not self._closing and self._batch is not None:
             dealt, answers = first_look(self, data)
-            if dealt:
-                data = data[dealt:]
             if answers:
                 self._batch.append(answers)
                 self._batch_bytes += len(answers)
-            commands = reader.feed(data)
+            if dealt:
+                data = data[dealt:]
+                if not data:
+                    return
+            # The frames behind the next command, if they may be looked at again. Their copy is small.
+            end = 4 + int.from_bytes(data[:4])
+            behind = data[end:] if end < len(data) <= _LOOK_AGAIN_BYTES else b""
+            self._looks_again = False
+            commands = reader.feed(data[:end] if behind else data)
             self.looked_at = next(commands, None)
             if self.looked_at is not None:
                 if dealt:
@@ -187,8 +198,13 @@ class Connection(FlowControl):
                 yield self.looked_at
                 self.looked_at = None
             yield from commands
-        elif data:
+            data, looks = behind, self._looks_again
+        if data:
             yield from reader.feed(data)
+
+    def look_again(self) -> None:
+        """Lets the first look handle the frames after the current command, which it can handle from then on."""
+        self._looks_again = True
 
     def receive_buffer(self) -> memoryview | None:
         """Returns the buffer for the next bytes, as an alternative to `data_received`. See `FrameReader`."""

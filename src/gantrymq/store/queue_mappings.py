@@ -7,8 +7,9 @@ from typing import Protocol
 
 from gantrymq.store.mapped_file import MappedFile
 
-#: The default of the system's limit, vm.max_map_count, is 65,530.
-MOST_MAPPINGS = 32_768
+#: The default of the system's limit, vm.max_map_count, is 65,530. The others are for up to 5,000 files of the log, with
+#: two mappings each, and for libraries and threads. Decision record: docs/decisions/many-queues.md.
+MOST_MAPPINGS = 53_248
 
 
 class MappingQueue(Protocol):
