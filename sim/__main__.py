@@ -27,6 +27,8 @@ from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 #: Fixed hash seed: sets have the same order in every run. UTC: message ids count from the same midnight.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 _BENCH = Path(__file__).parent.parent / "bench"
+#: A line of progress appears after this many seeds.
+_PROGRESS_SEEDS = 500
 
 #: Adds the rows of a run, with the conditions at its start, to the file `--out`. Arguments: name of the run, rows.
 PutRun = Callable[[str, list[list[object]]], None]
@@ -157,17 +159,21 @@ def _many(seeds: range, jobs: int, path: Path | None, put_run: PutRun, *, stop_a
     results = Results(path)
     wanted = [str(seed) for seed in seeds]
     left = [seed for seed in wanted if seed not in results.all]
-    for result in run_all(left, jobs, run_seed, stop_at_first=stop_at_first):
+    for done, result in enumerate(run_all(left, jobs, run_seed, stop_at_first=stop_at_first), 1):
         results.add(result)
         if result.problems:
             print(f"seed {result.seed}:", *result.problems, sep="\n  ", flush=True)
+        if not done % _PROGRESS_SEEDS:
+            print(f"{done} of {len(left)} seeds in {time.perf_counter() - began:.0f} s", flush=True)
     print(summary([results.all[seed] for seed in left if seed in results.all], time.perf_counter() - began))
     known = [results.all[seed] for seed in wanted if seed in results.all]
     failed = [result.seed for result in known if result.problems]
     if path is not None:
         print(f"{path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
     rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed seeds", ", ".join(failed) or "none"]]
-    put_run("simulator", [*rows, ["messages", sum(result.messages for result in known)]])
+    rows.append(["messages", sum(result.messages for result in known)])
+    cpu_s = sum(result.cpu_s for result in known) / max(len(known), 1)
+    put_run("simulator", [*rows, ["CPU of a seed, s", round(cpu_s, 3)]])
     return 1 if failed else 0
 
 

@@ -35,6 +35,22 @@ def test_a_run_has_its_conditions(tmp_path: Path) -> None:
     rows = dict(run["rows"])
     assert (rows["seeds"], rows["failed seeds"]) == ("2 seeds", "none")
     assert rows["messages"] > 0
+    assert 0 < rows["CPU of a seed, s"] < 60
+
+
+def test_an_interrupted_run_goes_on_and_counts_all_its_seeds(tmp_path: Path) -> None:
+    results, path = tmp_path / "results", tmp_path / "simulator.json"
+    # Seed 0 is finished, and the interruption left a part of the line of seed 1.
+    finished = {"seed": "0", "problems": [], "messages": 1_000_000, "cpu_s": 50.0}
+    results.write_text(json.dumps(finished) + '\n{"seed": "1')
+    done = sim("--seeds", 2, "--jobs", 1, "--results", results, "--out", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("1 seeds in ")
+    (run,) = json.loads(path.read_text())["runs"]
+    rows = dict(run["rows"])
+    assert rows["seeds"] == "2 seeds"
+    assert rows["messages"] > 1_000_000
+    assert 25 < rows["CPU of a seed, s"] < 50
 
 
 @pytest.mark.parametrize(
