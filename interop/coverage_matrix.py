@@ -50,6 +50,8 @@ FEATURES = {
     "store files": "存储文件",
     "compaction topics": "压缩主题",
     "deduplication": "去重",
+    "lite topics": "轻量主题",
+    "priorities": "优先级消息",
     "Spark": "Spark",
     "HTTP/2 (h2spec)": "HTTP/2（h2spec）",
     "Apache's integration tests (rocketmq-test)": "Apache 的集成测试（rocketmq-test）",

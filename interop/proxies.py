@@ -80,6 +80,7 @@ class Received:
     message_group: str | None
     properties: dict[str, str]
     message_id: str
+    lite_topic: str | None = None
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Received:
@@ -92,6 +93,7 @@ class Received:
             # A broker adds ORIGIN_GROUP at a redelivery.
             {name: value for name, value in line["properties"].items() if name != "ORIGIN_GROUP"},
             line["message_id"],
+            line.get("lite_topic"),
         )
 
 
@@ -129,6 +131,24 @@ class Client:
         if result.returncode and '"settings" is null' in result.stderr:
             # Every 5 s, it removes the settings of clients without a heartbeat (GrpcClientSettingsManager.onWaitEnd).
             pytest.skip("Apache's proxy has forgotten the settings of a client that had just come")
+        received = [Received.of(line) for line in _lines(result)]
+        assert result.returncode == 0, f"only {len(received)} of {count}: {received}\n{result.stderr[-4000:]}"
+        return received
+
+    def consume_lite(
+        self,
+        proxy: str,
+        group: str,
+        topic: str,
+        lite_topics: Iterable[str],
+        count: int,
+        *,
+        mode: str = "push",
+        timeout_s: int = 60,
+    ) -> list[Received]:
+        """Returns the first `count` deliveries to a consumer of these lite topics, in order. For Java's client only."""
+        names = ",".join(lite_topics)
+        result = self._run("GrpcConsumeLite", proxy, group, topic, names, mode, str(count), str(timeout_s))
         received = [Received.of(line) for line in _lines(result)]
         assert result.returncode == 0, f"only {len(received)} of {count}: {received}\n{result.stderr[-4000:]}"
         return received

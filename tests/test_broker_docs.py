@@ -51,7 +51,7 @@ def run(arguments: list[str], directory: Path) -> subprocess.CompletedProcess[st
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     broker_conf = tmp_path_factory.mktemp("broker") / "broker.conf"
     broker_conf.touch()
-    with EmbeddedCluster(broker_name="broker-a", broker_config_path=broker_conf) as cluster:
+    with EmbeddedCluster(broker_name="broker-a", broker_config_path=broker_conf, enable_lmq=True) as cluster:
         yield cluster.name_server
 
 

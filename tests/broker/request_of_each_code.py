@@ -58,6 +58,7 @@ def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
     mode = {"topic": topic, "consumerGroup": group}
     no_fields = Asked({})
     new_topic = {"topicName": topic, "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+    subscription = {"action": "PARTIAL_ADD", "clientId": "c", "group": group, "topic": topic}
     return {
         code.SEND_MESSAGE: Asked(sent, b"x"),
         code.SEND_MESSAGE_V2: Asked(short, b"x"),
@@ -101,6 +102,26 @@ def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
             {}, encode_json(BatchAckBody("broker-a", [BatchAck(group, topic, "0", 0, 0, 0, 1, 60_000, b"\x01")]))
         ),
         code.CHANGE_MESSAGE_INVISIBLETIME: Asked(acked | {"invisibleTime": "1000"}),
+        code.POP_LITE_MESSAGE: Asked(
+            {
+                "clientId": "c",
+                "consumerGroup": group,
+                "topic": topic,
+                "maxMsgNum": "1",
+                "invisibleTime": "60000",
+                "pollTime": "0",
+                "bornTime": "0",
+            }
+        ),
+        code.LITE_SUBSCRIPTION_CTL: Asked(
+            {}, encode_json({"subscriptionSet": [subscription | {"liteTopicSet": ["one"]}]})
+        ),
+        code.GET_BROKER_LITE_INFO: no_fields,
+        code.GET_PARENT_TOPIC_INFO: Asked({"topic": topic}),
+        code.GET_LITE_TOPIC_INFO: Asked({"parentTopic": topic, "liteTopic": "one"}),
+        code.GET_LITE_CLIENT_INFO: Asked({"parentTopic": topic, "group": group, "clientId": "c", "maxCount": "1"}),
+        code.GET_LITE_GROUP_INFO: Asked({"group": group, "topK": "1"}),
+        code.TRIGGER_LITE_DISPATCH: Asked({"group": group}),
         code.QUERY_MESSAGE: Asked(
             {"topic": topic, "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "9999999999999"}
         ),

@@ -76,7 +76,7 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("+message.type=FIF0", "must be UNSPECIFIED or NORMAL"),
         ("+message.type=fifo", "must be"),
         ("+message.type=", "must be"),
-        ("+message.typ=FIFO", "unknown, must be cleanup.policy or deduplication.window.ms or message.type"),
+        ("+message.typ=FIFO", "unknown, must be cleanup.policy or deduplication.window.ms or lite.topic"),
         ("message.type=FIFO", "sets an attribute"),
         ("+=FIFO", "sets an attribute"),
         ("+message-type=FIFO", "sets an attribute"),
@@ -88,8 +88,7 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("-message.type", "it is not set"),
         ("+queue.type=BatchCQ", "batch consume queues are not supported"),
         ("+cleanup.policy=COMPACT", "must be DELETE or COMPACTION"),
-        ("+message.type=LITE", "lite topics are not supported"),
-        ("+lite.topic.expiration=5", "lite topics are not supported"),
+        ("+message.type=LITE", "need enableLmq=true"),
     ],
 )
 async def test_attributes_that_java_refuses_and_those_without_effect(

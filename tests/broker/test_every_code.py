@@ -81,7 +81,9 @@ class Scene:
 
 @asynccontextmanager
 async def scene(directory: Path, auth: AuthConfig) -> AsyncIterator[Scene]:
-    broker = Broker(config(directory / "store", auth=auth))
+    settings = config(directory / "store", auth=auth)
+    settings.store.enable_lmq = True
+    broker = Broker(settings)
     await broker.start()
     accounts = ("administrator", "nobody1", "stranger")
     remoting = {account: RemotingClient(hooks=[SigningHook(account, "secret12")]) for account in accounts}
@@ -215,6 +217,8 @@ CONSUMES = {
     CODE.CONSUMER_SEND_MSG_BACK,
     CODE.QUERY_ASSIGNMENT,
     CODE.POP_MESSAGE,
+    CODE.POP_LITE_MESSAGE,
+    CODE.LITE_SUBSCRIPTION_CTL,
     CODE.PEEK_MESSAGE,
     CODE.NOTIFICATION,
     CODE.ACK_MESSAGE,
@@ -230,15 +234,19 @@ LOOKS_AT_TOPIC = {
     CODE.GET_TOPIC_CONFIG,
     CODE.GET_TOPIC_STATS_INFO,
     CODE.QUERY_TOPIC_CONSUME_BY_WHO,
+    CODE.GET_PARENT_TOPIC_INFO,
+    CODE.GET_LITE_TOPIC_INFO,
 }
 LOOKS_AT_GROUP = {
     CODE.GET_SUBSCRIPTIONGROUP_CONFIG,
     CODE.GET_CONSUMER_CONNECTION_LIST,
     CODE.GET_CONSUMER_RUNNING_INFO,
     CODE.QUERY_TOPICS_BY_CONSUMER,
+    CODE.GET_LITE_GROUP_INFO,
 }
 LOOKS_AT_BOTH = {
     CODE.POLLING_INFO,
+    CODE.GET_LITE_CLIENT_INFO,
     CODE.QUERY_CONSUME_QUEUE,
     CODE.QUERY_SUBSCRIPTION_BY_CONSUMER,
     CODE.QUERY_CONSUME_TIME_SPAN,
@@ -252,6 +260,7 @@ LOOKS_AT_BROKER = {
     CODE.GET_BROKER_RUNTIME_INFO,
     CODE.VIEW_BROKER_STATS_DATA,
     CODE.GET_BROKER_CONSUME_STATS,
+    CODE.GET_BROKER_LITE_INFO,
     CODE.GET_PRODUCER_CONNECTION_LIST,
     CODE.GET_ALL_PRODUCER_INFO,
     CODE.GET_ALL_CONSUMER_OFFSET,
@@ -306,7 +315,7 @@ BY_RIGHT: list[tuple[list[str], set[RequestCode]]] = [
     ([f"{GROUP} Pub"], set()),
     ([f"{GROUP} Sub"], IN_GROUP),
     ([f"{GROUP} Create"], CREATES_GROUP),
-    ([f"{GROUP} Update"], set()),
+    ([f"{GROUP} Update"], {CODE.TRIGGER_LITE_DISPATCH}),
     ([f"{GROUP} Delete"], {CODE.DELETE_SUBSCRIPTIONGROUP}),
     ([f"{GROUP} Get"], GETS_GROUP),
     ([f"{GROUP} List"], set()),
@@ -321,10 +330,15 @@ BY_RIGHT: list[tuple[list[str], set[RequestCode]]] = [
     # Requests that need one permission on each of the two.
     ([f"{TOPIC} Sub", f"{GROUP} Sub"], READS_MESSAGES | IN_GROUP | CONSUMES),
     ([f"{TOPIC} Get", f"{GROUP} Get"], GETS_TOPIC | GETS_GROUP | LOOKS_AT_BOTH | OFFSETS_AND_QUEUES),
-    ([f"{TOPIC} Update", f"{GROUP} Update"], {CODE.RESUME_CHECK_HALF_MESSAGE} | UPDATES_BOTH),
+    (
+        [f"{TOPIC} Update", f"{GROUP} Update"],
+        {CODE.RESUME_CHECK_HALF_MESSAGE, CODE.TRIGGER_LITE_DISPATCH} | UPDATES_BOTH,
+    ),
     (
         [f"{TOPIC} Update", f"{GROUP} Update,Get"],
-        {CODE.RESUME_CHECK_HALF_MESSAGE, CODE.CLONE_GROUP_OFFSET} | UPDATES_BOTH | GETS_GROUP,
+        {CODE.RESUME_CHECK_HALF_MESSAGE, CODE.CLONE_GROUP_OFFSET, CODE.TRIGGER_LITE_DISPATCH}
+        | UPDATES_BOTH
+        | GETS_GROUP,
     ),
 ]
 

@@ -137,8 +137,6 @@ def test_the_list_has_headings(capsys: pytest.CaptureFixture[str]) -> None:
             "switchTimerEngine",
             "switchTimerEngine: other timer engines are not supported: the broker's only timer engine",
         ),
-        ("getBrokerLiteInfo", "getBrokerLiteInfo: lite topics are not supported: "),
-        ("triggerLiteDispatch", "triggerLiteDispatch: lite topics are not supported: "),
     ],
 )
 def test_what_is_not_supported_says_why(name: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:

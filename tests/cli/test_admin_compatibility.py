@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from admin_support import cluster
 
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.server import Controller
@@ -14,8 +14,6 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.testing.embedded import EmbeddedCluster
-
-__all__ = ["cluster"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
 #: Requests for broker containers. The document covers them in one sentence.
@@ -31,6 +29,13 @@ def documented(heading: str) -> dict[RequestCode, str]:
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \|$", section, re.MULTILINE)
     assert all(RequestCode(int(code)).name == name for code, name, _ in rows)
     return {RequestCode(int(code)): state for code, _, state in rows}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    """A cluster with light queues. Without them, brokers refuse the requests about lite topics."""
+    with EmbeddedCluster(enable_lmq=True) as cluster:
+        yield cluster
 
 
 async def test_what_a_controller_answers_is_documented(tmp_path: Path) -> None:

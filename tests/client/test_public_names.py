@@ -71,6 +71,9 @@ ATTRIBUTES: dict[str, set[str]] = {
         *("consumer_connection", "consumer_running_info", "create_group", "create_groups", "delete_group"),
         *("group_config", "group_configs", "groups", "planned_offsets", "producer_connection", "producers"),
         *("reset_offset", "reset_queue_offset", "set_consume_mode", "skip_accumulated"),
+        # Lite topics.
+        *("broker_lite_info", "lite_client_info", "lite_group_info", "lite_topic_info", "parent_topic_info"),
+        "trigger_lite_dispatch",
         # Messages.
         *("consume_directly", "end_given_up", "given_up_transactions", "message_at", "message_by_id"),
         *("message_by_offset_id", "message_trace", "message_track", "messages_by_key", "messages_by_unique_key"),

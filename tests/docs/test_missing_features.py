@@ -55,7 +55,7 @@ def test_names_that_gantrymq_has_are_not_listed(tool: ModuleType) -> None:
     assert {"flushDiskType", "updateTopic", "topic message.type=FIFO", "KEYS"} <= {
         name for names in java.values() for name in names
     }
-    assert {"popConsumerKVServiceEnable", "POP_LITE_MESSAGE 200070", "topic message.type=LITE"} <= listed
+    assert {"popConsumerKVServiceEnable", "POP_ROLLBACK 200056", "topic queue.type=BatchCQ"} <= listed
 
 
 @pytest.mark.slow

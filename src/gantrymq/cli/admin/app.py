@@ -12,6 +12,7 @@ _PACKAGE = "gantrymq.cli.admin"
 #: Headings of the list of commands, by module.
 _PANELS = {
     "topics": "Topics",
+    "lite": "Topics",
     "brokers": "Brokers",
     "groups": "Consumer groups",
     "consumers": "Consumer groups",

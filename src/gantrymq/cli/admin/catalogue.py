@@ -19,6 +19,14 @@ BY_MODULE = {
         "updateOrderConf": "Create or update or delete order conf.",
         "allocateMQ": "Allocate MQ: which consumer would have which queues.",
     },
+    "lite": {
+        "getBrokerLiteInfo": "Get broker lite info.",
+        "getParentTopicInfo": "Get parent topic info.",
+        "getLiteTopicInfo": "Get lite topic info.",
+        "getLiteGroupInfo": "Get lite group info.",
+        "getLiteClientInfo": "Get lite client info.",
+        "triggerLiteDispatch": "Trigger Lite Dispatch.",
+    },
     "brokers": {
         "clusterList": "List cluster infos.",
         "brokerStatus": "Fetch broker runtime status data.",

@@ -11,7 +11,7 @@ from gantrymq.protocol.java import Int64
 
 
 class LiteSubscriptionAction(StrEnum):
-    """What happens to a client's subscriptions. COMPLETE_ADD replaces them."""
+    """A change of a client's subscriptions. COMPLETE_ADD replaces them."""
 
     PARTIAL_ADD = "PARTIAL_ADD"
     PARTIAL_REMOVE = "PARTIAL_REMOVE"

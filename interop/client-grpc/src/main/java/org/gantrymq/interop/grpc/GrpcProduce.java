@@ -21,8 +21,8 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 /**
  * {@code GrpcProduce ENDPOINTS TOPIC}: sends the messages on standard input, one a line, and prints the receipts.
  *
- * <p>A line has {@code body} and may have {@code tag, keys, properties, message_group, delay_ms} and {@code transaction}: commit,
- * rollback, or orphan, which is committed when the broker asks; {@code recall}: it is taken back at once; {@code again_s}: a send that
+ * <p>A line has {@code body} and may have {@code tag, keys, properties, message_group, lite_topic, priority, delay_ms} and
+ * {@code transaction}: commit, rollback, or orphan, which is committed when the broker asks; {@code recall}: it is taken back at once; {@code again_s}: a send that
  * fails is tried again for so long.
  */
 public final class GrpcProduce {
@@ -110,6 +110,12 @@ public final class GrpcProduce {
         }
         if (line.containsKey("message_group")) {
             builder.setMessageGroup(line.getString("message_group"));
+        }
+        if (line.containsKey("lite_topic")) {
+            builder.setLiteTopic(line.getString("lite_topic"));
+        }
+        if (line.containsKey("priority")) {
+            builder.setPriority(line.getIntValue("priority"));
         }
         if (line.containsKey("delay_ms")) {
             builder.setDeliveryTimestamp(System.currentTimeMillis() + line.getLongValue("delay_ms"));

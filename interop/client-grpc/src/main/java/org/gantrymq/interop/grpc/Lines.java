@@ -46,6 +46,8 @@ final class Lines {
         json.put("tag", message.getTag().orElse(null));
         json.put("keys", message.getKeys());
         json.put("message_group", message.getMessageGroup().orElse(null));
+        json.put("lite_topic", message.getLiteTopic().orElse(null));
+        json.put("priority", message.getPriority().orElse(null));
         json.put("delivery_timestamp", message.getDeliveryTimestamp().orElse(null));
         json.put("delivery_attempt", message.getDeliveryAttempt());
         json.put("born_host", message.getBornHost());
