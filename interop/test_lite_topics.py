@@ -79,7 +79,7 @@ def test_messages_come_again(cluster: Cluster) -> None:
     topic, group = asyncio.run(cluster.new_topic("LITE"))
     client = java_client()
     client.produce(cluster.proxy, topic, [message(f"{n}", lite_topic="one") for n in range(3)])
-    received = client.consume_lite(cluster.proxy, group, topic, ["one"], 6, mode="retry", timeout_s=150)
+    received = client.consume_lite(cluster.proxy, group, topic, ["one"], 6, mode="retry", timeout_s=90)
     assert sorted((one.body, one.attempt) for one in received) == [
         (f"{n}", attempt) for n in range(3) for attempt in (1, 2)
     ]
