@@ -72,6 +72,14 @@ class LiteConsumer:
         return (await self.rpc.SyncLiteSubscription(request)).status
 
     async def receive(self, *, poll_ms: int = 5000, auto_renew: bool = True) -> list[pb.Message]:
+        found = await self._responses(poll_ms, auto_renew)
+        return [response.message for response in found if response.HasField("message")]
+
+    async def status_of_receive(self) -> int:
+        [code] = [one.status.code for one in await self._responses(100, True) if one.HasField("status")]
+        return code
+
+    async def _responses(self, poll_ms: int, auto_renew: bool) -> list[rpc_pb.ReceiveMessageResponse]:
         request = rpc_pb.ReceiveMessageRequest(
             group=pb.Resource(name=self.group),
             message_queue=pb.MessageQueue(topic=pb.Resource(name=self.topic)),
@@ -81,8 +89,7 @@ class LiteConsumer:
             invisible_duration=to_duration(30_000),
             long_polling_timeout=to_duration(poll_ms),
         )
-        found = [response async for response in self.rpc.ReceiveMessage(request, timeout=30)]
-        return [response.message for response in found if response.HasField("message")]
+        return [response async for response in self.rpc.ReceiveMessage(request, timeout=30)]
 
     async def ack(self, *messages: pb.Message, names: bool = True) -> pb.Status:
         entries = [
@@ -158,6 +165,16 @@ async def test_messages_of_lite_topics(consumer: LiteConsumer, rpc: Rpc, client_
     assert await consumer.receive(poll_ms=100) == []
     assert (await consumer.sync(pb.COMPLETE_ADD, "one", "two")).code == pb.OK
     assert [one.body for one in await consumer.receive()] == [b"later"]
+
+
+async def test_a_client_without_settings_gets_no_messages(consumer: LiteConsumer, rpc: Rpc) -> None:
+    """A pop of the parent topic would return messages of lite topics without a subscription."""
+    await send(rpc, consumer.topic, "one", b"1")
+    code = await consumer.status_of_receive()
+    assert code == pb.UNRECOGNIZED_CLIENT_TYPE
+    other = LiteConsumer(rpc, consumer.topic, consumer.group, pb.SIMPLE_CONSUMER)
+    await other.start()
+    assert await other.status_of_receive() == pb.UNRECOGNIZED_CLIENT_TYPE
 
 
 async def test_messages_come_again(consumer: LiteConsumer, rpc: Rpc) -> None:

@@ -21,6 +21,7 @@ from gantrymq.protocol.bodies.topic_config import PERM_READ
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, PopMessageRequestHeader
+from gantrymq.protocol.lite_topic import LITE_BIND_TOPIC
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import POP_CK
 from gantrymq.proxy.brokers import Brokers
@@ -126,6 +127,12 @@ class ReceiveMessageActivity:
             )
             popped = await self._pop(self._requests.pop_lite(broker_name, lite_header, grace_ms), group, topic)
         else:
+            if config is not None and LITE_BIND_TOPIC in config.attributes:
+                # Its settings may not have arrived. A pop of the parent topic would return messages of all lite topics.
+                raise ProxyError(
+                    Code.UNRECOGNIZED_CLIENT_TYPE,
+                    f"group {group} reads lite topics, and client {call.client_id} has no settings of such a consumer",
+                )
             header = PopMessageRequestHeader(
                 consumer_group=group,
                 topic=topic,
