@@ -100,9 +100,9 @@ async def test_bad_group(peer: Peer, broker: Broker, changes: dict[str, object])
     ("name", "why"),
     [
         ("+", "sets an attribute"),
-        ("+a", "unknown, must be priority.factor"),
+        ("+a", "unknown, must be lite.bind.topic or"),
         ("+priority.factor", "must be a number from 0 to 100"),
-        ("+lite.bind.topic", "lite topics are not supported"),
+        ("+lite.sub.model", "must be"),
     ],
 )
 async def test_attributes_that_a_group_does_not_have(peer: Peer, broker: Broker, name: str, why: str) -> None:
