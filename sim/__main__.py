@@ -170,7 +170,8 @@ def _many(seeds: range, jobs: int, path: Path | None, put_run: PutRun, *, stop_a
     failed = [result.seed for result in known if result.problems]
     if path is not None:
         print(f"{path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
-    rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed seeds", ", ".join(failed) or "none"]]
+    rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed", f"{len(failed):,} failed"]]
+    rows.append(["failed seeds", ", ".join(failed) or "none"])
     rows.append(["messages", sum(result.messages for result in known)])
     cpu_s = sum(result.cpu_s for result in known) / max(len(known), 1)
     put_run("simulator", [*rows, ["CPU of a seed, s", round(cpu_s, 3)]])

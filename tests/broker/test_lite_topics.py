@@ -18,6 +18,7 @@ from wrong_clock import WrongClock
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.lite import LiteTopics
 from gantrymq.protocol.bodies.lite import (
+    LiteSubscriptionAction,
     LiteSubscriptionCtlBody,
     OffsetOption,
     OffsetOptionType,
@@ -186,11 +187,12 @@ async def test_an_absent_client_loses_its_messages_to_another(
     await lite.subscribe("one", client="a", option=FIRST)
     await lite.subscribe("one", client="b")
     await fill(lite, "one", b"1")
+    await until(lambda: any(client.ready for client in subscriptions))
     [absent] = [client for client in subscriptions if client.ready]
     [present] = {"a", "b"} - {absent.client_id}
     waiting = asyncio.create_task(lite.pop(client=present, poll_ms=20_000))
     await until(lambda: len(lite_of(broker).waiting) == 1)
-    broker.jobs.find("look for absent clients of lite topics").wake()
+    broker.jobs.find("check for absent clients of lite topics").wake()
     assert bodies(await waiting) == [b"1"]
 
 
@@ -216,6 +218,15 @@ async def test_an_exclusive_group(lite: LitePeer, remoting: RemotingClient, brok
         assert bodies(await lite.pop(client="b", group="exclusive")) == [b"1", b"2"]
         await fill(lite, "one", b"3")
         assert await first.pop(client="a", group="exclusive") == []
+        # A client that repeats its subscriptions takes nothing over. It hears again that it has lost the lite topic.
+        notified.clear()
+        response = await first.change(REPLACE, "one", "two", client="a", group="exclusive")
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        await until(lambda: notified)
+        assert notified[0].ext_fields == {"liteTopic": "one", "consumerGroup": "exclusive", "clientId": "a"}
+        subscriptions = lite_of(broker).subscriptions
+        assert {client.client_id: len(client.queues) for client in subscriptions} == {"a": 1, "b": 1}
+        assert [one.client_id for one in subscriptions.subscribers(light_queue_of(TOPIC, "one"))] == ["b"]
     finally:
         await other.close()
 
@@ -240,6 +251,31 @@ async def test_subscriptions_are_replaced_and_removed(lite: LitePeer, broker: Br
     assert (await lite.change(LEAVE)).code == ResponseCode.SUCCESS
     assert names() == set()
     assert subscriptions.count == 0
+
+
+async def test_clients_without_subscriptions_are_not_kept(lite: LitePeer, broker: Broker) -> None:
+    subscriptions = lite_of(broker).subscriptions
+    for number in range(10):
+        assert (await lite.change(REPLACE, client=f"client-{number}")).code == ResponseCode.SUCCESS
+    assert list(subscriptions) == []
+    await lite.subscribe("one", "two")
+    assert len(list(subscriptions)) == 1
+    assert (await lite.change(REMOVE, "one", "two")).code == ResponseCode.SUCCESS
+    assert list(subscriptions) == []
+
+
+@pytest.mark.parametrize("action", [REPLACE, REMOVE, LEAVE])
+async def test_a_ready_lite_topic_that_a_client_leaves_goes_to_another(
+    lite: LitePeer, broker: Broker, action: LiteSubscriptionAction
+) -> None:
+    subscriptions = lite_of(broker).subscriptions
+    await lite.subscribe("one", client="a", option=FIRST)
+    await fill(lite, "one", b"1")
+    await until(lambda: all(client.ready for client in subscriptions))
+    await lite.subscribe("one", client="b")
+    names = {REPLACE: ["two"], REMOVE: ["one"], LEAVE: []}[action]
+    assert (await lite.change(action, *names, client="a")).code == ResponseCode.SUCCESS
+    assert bodies(await lite.pop(client="b", poll_ms=20_000)) == [b"1"]
 
 
 async def test_unsubscribing_resets_the_offset(lite: LitePeer) -> None:
@@ -413,6 +449,21 @@ async def check_expiry(broker: Broker, lite: LitePeer, wrong_clock: WrongClock) 
     assert (await lite.send_to("old", b"3", "short")).code == ResponseCode.SUCCESS
     [message] = [one for one in await lite.pop(topic="short", group="short-readers") if one.lite_topic == "old"]
     assert (message.offset, message.body) == (0, b"3")
+
+
+async def test_a_lite_topic_with_a_new_message_is_not_deleted(lite: LitePeer, broker: Broker) -> None:
+    """A message can arrive between the moment when a lite topic is found expired and its deletion."""
+    light = broker.store.light
+    assert light is not None
+    await fill(lite, "one", b"1")
+    await fill(lite, "two", b"2")
+    before = broker.store.max_physical_offset
+    await fill(lite, "one", b"3")
+    assert not light.delete(light_queue_of(TOPIC, "one"), before)
+    assert light.delete(light_queue_of(TOPIC, "two"), before)
+    assert [name for name, _ in light.last_places("%LMQ%", "")] == [light_queue_of(TOPIC, "one")]
+    await lite.subscribe("one", option=FIRST)
+    assert bodies(await lite.pop(poll_ms=20_000)) == [b"1", b"3"]
 
 
 async def test_lite_topics_of_a_deleted_topic(lite: LitePeer, broker: Broker) -> None:

@@ -75,6 +75,7 @@ def values(broker: str) -> dict[str, Any]:
         "index": 0,
         "key": "key",
         "letters": one_by_one(message("%DLQ%nobodys")),
+        "lite_topic": "nothing",
         "message": message(),
         "message_id": "7F00000100002A9F0000000000000000",
         "mode": "PULL",

@@ -33,7 +33,7 @@ def test_a_run_has_its_conditions(tmp_path: Path) -> None:
     assert run["machine"]["processors"]
     assert run["versions"]["python"]
     rows = dict(run["rows"])
-    assert (rows["seeds"], rows["failed seeds"]) == ("2 seeds", "none")
+    assert (rows["seeds"], rows["failed"], rows["failed seeds"]) == ("2 seeds", "0 failed", "none")
     assert rows["messages"] > 0
     assert 0 < rows["CPU of a seed, s"] < 60
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.limits import MIB
 from gantrymq.logs import peer_log
+from gantrymq.protocol.command import MAX_FRAME_LENGTH
 from gantrymq.protocol.record import FIXED_SIZE_V4, Record, decode_record, store_timestamp_at, unpacker
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
@@ -206,7 +207,8 @@ class TierReader:
     def _decoded(self, segment: Segment, physical_offset: int, size: int) -> tuple[bytes, Record | None, str]:
         """Returns the bytes at an offset and their record, or None and the problem if no such record is there."""
         at = physical_offset - segment.base
-        if size < FIXED_SIZE_V4 or not 0 <= at <= segment.size - size:
+        # A damaged entry must not make this read a whole segment.
+        if not FIXED_SIZE_V4 <= size <= MAX_FRAME_LENGTH or not 0 <= at <= segment.size - size:
             return b"", None, "its entry points to no record of the segment"
         data = self._bytes(_object(segment, LOG), at, size)
         try:

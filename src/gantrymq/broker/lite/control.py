@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.lite.dispatcher import LiteDispatcher
@@ -83,41 +83,39 @@ class LiteControl:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION, f"a client id must have 1 to {_LONGEST_CLIENT_ID} characters"
             )
-        known = self._subscriptions.find(change.client_id)
         if change.action is LiteSubscriptionAction.COMPLETE_REMOVE:
+            known = self._subscriptions.find(change.client_id)
             if known is not None:
                 known = self._subscriptions.client(known.client_id, known.group, known.topic, connection)
-                ready = list(known.ready)
-                self._subscriptions.forget(known)
-                for name in ready:
-                    self._dispatcher.dispatch(name, known.group)
+                yield from self._remove(known, list(known.queues))
             return None
-        names = self._names(change)
         group = self._group(change)
+        names = yield from self._names(change)
         client = self._subscriptions.client(change.client_id, change.group, change.topic, connection)
         if change.action is LiteSubscriptionAction.PARTIAL_REMOVE:
-            yield from self._remove(client, group, names)
+            yield from self._remove(client, names, resets=group.attributes.get(LITE_RESET_UNSUBSCRIBE) == "true")
             return None
-        option = change.offset_option
-        if change.action is LiteSubscriptionAction.COMPLETE_ADD:
-            option = None
+        is_complete = change.action is LiteSubscriptionAction.COMPLETE_ADD
+        if is_complete:
             wanted = set(names)
-            self._subscriptions.remove(client, [name for name in client.queues if name not in wanted])
-        is_exclusive = group.attributes.get(LITE_SUB_MODEL) == LITE_EXCLUSIVE
+            yield from self._remove(client, [name for name in client.queues if name not in wanted])
         for number, name in enumerate(names, 1):
-            self._add(client, group, name, option, is_exclusive=is_exclusive)
+            # A client repeats its lite topics by COMPLETE_ADD, also those that it has lost to another client.
+            self._add(client, group, name, None if is_complete else change.offset_option, takes_over=not is_complete)
             if not number % _AT_ONCE:
                 yield
         return None
 
-    def _names(self, change: LiteSubscription) -> list[str]:
+    def _names(self, change: LiteSubscription) -> Generator[None, None, list[str]]:
         """Returns the names of the light queues. Raises RequestRefused for a name that no lite topic can have."""
         names = []
-        for lite_topic in dict.fromkeys(change.lite_topic_set or ()):
+        for number, lite_topic in enumerate(dict.fromkeys(change.lite_topic_set or ()), 1):
             problem = lite_topic_problem(change.topic, lite_topic)
             if problem is not None:
                 raise RequestRefused(ResponseCode.ILLEGAL_OPERATION, problem)
             names.append(light_queue_of(change.topic, lite_topic))
+            if not number % _AT_ONCE:
+                yield
         return names
 
     def _group(self, change: LiteSubscription) -> SubscriptionGroupConfig:
@@ -137,12 +135,16 @@ class LiteControl:
         name: str,
         option: OffsetOption | None,
         *,
-        is_exclusive: bool,
+        takes_over: bool,
     ) -> None:
         queue = self._store.queue(name, LIGHT_QUEUE_ID)
         is_new = name not in client.queues
+        is_exclusive = is_new and group.attributes.get(LITE_SUB_MODEL) == LITE_EXCLUSIVE
+        if is_exclusive and not takes_over and self._subscriptions.subscribers(name, client.group):
+            self._subscriptions.notify(client, name)
+            return
         self._subscriptions.add(client, queue, lite_client_quota(group.attributes))
-        lost = self._subscriptions.take_over(name, client.group, client) if is_exclusive and is_new else []
+        lost = self._subscriptions.take_over(name, client.group, client) if is_exclusive else []
         if lost and group.attributes.get(LITE_RESET_EXCLUSIVE) == "true":
             self._reset(client.group, queue, _FROM_BEGINNING)
         if option is not None:
@@ -150,20 +152,16 @@ class LiteControl:
         if (is_new or option is not None) and self._dispatcher.has_messages(queue, client.group):
             self._dispatcher.dispatch(name, client.group)
 
-    def _remove(self, client: LiteClient, group: SubscriptionGroupConfig, names: list[str]) -> Steps:
-        resets = group.attributes.get(LITE_RESET_UNSUBSCRIBE) == "true"
+    def _remove(self, client: LiteClient, names: list[str], *, resets: bool = False) -> Generator[None, None, None]:
         for number, name in enumerate(names, 1):
             queue = client.queues.get(name)
-            was_ready = name in client.ready
-            if queue is not None and self._subscriptions.remove(client, (name,)):
-                if resets:
-                    self._reset(client.group, queue, _FROM_BEGINNING)
-                if was_ready:
-                    # Another client of the group may read it.
+            if self._subscriptions.remove(client, name) and resets and queue is not None:
+                self._reset(client.group, queue, _FROM_BEGINNING)
+                if self._dispatcher.has_messages(queue, client.group):
+                    # Another client of the group reads them.
                     self._dispatcher.dispatch(name, client.group)
             if not number % _AT_ONCE:
                 yield
-        return None
 
     def _reset(self, group: str, queue: ConsumeQueue, option: OffsetOption) -> None:
         """Sets where a group continues in a light queue. Its messages in flight are dropped."""

@@ -8,7 +8,7 @@ not ready. It becomes ready again when they are acknowledged, or when they are v
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from gantrymq.broker.context import BrokerContext
@@ -23,8 +23,9 @@ from gantrymq.system.clock import monotonic
 _ABSENT_S = 10.0
 #: Number of queues that one iteration of the event loop handles.
 _AT_ONCE = 100
-#: Interval of the job that looks for absent clients, in seconds.
-_LOOK_S = 5.0
+#: Interval of the check for absent clients, in seconds, and the pause between two slices of a check.
+_CHECK_S = 5.0
+_PAUSE_S = 0.01
 
 
 class LiteDispatcher:
@@ -48,15 +49,16 @@ class LiteDispatcher:
         self._visible: list[tuple[int, str, str]] = []
         self._times: dict[tuple[str, str], int] = {}
         self._showing = context.jobs.repeating("dispatch lite topics that are visible again", self._show)
-        self._looking = context.jobs.repeating("look for absent clients of lite topics", self._look, _LOOK_S)
+        self._checking = context.jobs.repeating("check for absent clients of lite topics", self._check, _CHECK_S)
+        self._check_steps: Iterator[None] = iter(())
 
     def start(self) -> None:
         self._showing.start()
-        self._looking.start()
+        self._checking.start()
 
     def stop(self) -> None:
         self._showing.cancel()
-        self._looking.cancel()
+        self._checking.cancel()
 
     def forget(self) -> None:
         """Drops everything that is scheduled, because this broker is a slave now."""
@@ -137,16 +139,28 @@ class LiteDispatcher:
     def _is_absent(self, client: LiteClient) -> bool:
         return bool(client.ready) and monotonic() - client.accessed_at > _ABSENT_S
 
-    def _look(self) -> None:
-        for client in self._subscriptions:
-            if self._is_absent(client):
-                self._give_away(client)
+    def _check(self) -> float:
+        """Runs one slice of a check. Returns the pause to the next slice or check, in seconds."""
+        for _ in self._check_steps:
+            return _PAUSE_S
+        self._check_steps = self._give_away()
+        return _CHECK_S
 
-    def _give_away(self, client: LiteClient) -> None:
-        """Makes the ready queues of an absent client ready for other subscribers, if there are any."""
-        ready, client.ready = client.ready, {}
-        for name in ready:
-            self.dispatch(name, client.group, client)
+    def _give_away(self) -> Iterator[None]:
+        """Makes the ready queues of absent clients ready for other subscribers, if there are any.
+
+        Yields after some of them.
+        """
+        for number, client in enumerate(self._subscriptions, 1):
+            for count, name in enumerate(list(client.ready), 1):
+                if not self._is_absent(client):
+                    break
+                client.ready.pop(name, None)
+                self.dispatch(name, client.group, client)
+                if not count % _AT_ONCE:
+                    yield
+            if not number % _AT_ONCE:
+                yield
 
 
 def wait_key(client: LiteClient) -> QueueKey:

@@ -41,7 +41,8 @@ class LiteExpiry:
         self._after: str | None = None
         #: {parent topic: physical offset before which a lite topic without later messages has expired}.
         self._before: dict[str, int] = {}
-        self._expired: list[str] = []
+        #: The names of expired light queues, each with its physical offset of `_before`.
+        self._expired: list[tuple[str, int]] = []
         self._began = monotonic()
         #: Whether a parent topic was deleted, so that a sweep does not wait.
         self._is_asked = False
@@ -67,10 +68,14 @@ class LiteExpiry:
     def _run(self) -> float:
         """Runs for one slice. Returns the seconds to the next one. Raises StoreError."""
         if self._expired:
-            names, self._expired = self._expired[:_DELETED_AT_ONCE], self._expired[_DELETED_AT_ONCE:]
-            for name in names:
-                self._light.delete(name)
-            self._deleted(names)
+            expired, self._expired = self._expired[:_DELETED_AT_ONCE], self._expired[_DELETED_AT_ONCE:]
+            names = []
+            try:
+                for name, before in expired:
+                    if self._light.delete(name, before):
+                        names.append(name)
+            finally:
+                self._deleted(names)
             return _PAUSE_S
         if self._after is None:
             left_s = self._next_sweep - monotonic()
@@ -88,11 +93,11 @@ class LiteExpiry:
         found = self._light.last_places(LITE_QUEUE_PREFIX, after)
         for name, last in found:
             place = lite_topic_of(name)
-            if place is not None and last < self._expired_before(place[0]):
-                self._expired.append(name)
+            if place is not None and last < (before := self._expired_before(place[0])):
+                self._expired.append((name, before))
         self._after = found[-1][0] if found else None
         if self._expired:
-            log.info("%d lite topics have expired: %s and others", len(self._expired), self._expired[0])
+            log.info("%d lite topics have expired: %s and others", len(self._expired), self._expired[0][0])
 
     def _expired_before(self, topic: str) -> int:
         before = self._before.get(topic)

@@ -18,7 +18,6 @@ from gantrymq.broker.pull import DEFAULT_PULL_BYTES, MAX_SUSPEND_MS, check_broke
 from gantrymq.broker.tables import SubscriptionGroupConfig, is_lite
 from gantrymq.errors import GantryError, RecordError, RequestRefused
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.pop import MAX_MESSAGES
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader, PopLiteMessageResponseHeader
@@ -40,9 +39,6 @@ from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
-
-#: A pop is rejected if it arrives more than this time (in ms) after the end of its poll time.
-_MAX_LATE_MS = 500
 
 _size = unpacker("size")
 
@@ -94,18 +90,9 @@ class LitePops:
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers POP_LITE_MESSAGE, or holds it until messages arrive."""
         header = request.read_header(PopLiteMessageRequestHeader)
-        now_ms = clock.now_ms()
-        header.born_time = header.born_time or now_ms
-        if now_ms - header.born_time - header.poll_time > _MAX_LATE_MS:
-            raise RequestRefused(
-                ResponseCode.POLLING_TIMEOUT,
-                f"the broker[{self._config.broker_ip1}] pop message is timeout too much",
-            )
-        if not 1 <= header.max_msg_num <= MAX_MESSAGES:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"the broker[{self._config.broker_ip1}] pop message's num is {header.max_msg_num}: 1 to {MAX_MESSAGES}",
-            )
+        header.born_time = header.born_time or clock.now_ms()
+        self._queues.check_poll_time(header.born_time, header.poll_time)
+        self._queues.check_count(header.max_msg_num)
         self._queues.check_invisible_time(header.invisible_time)
         self._queues.check_attempt_id(header.attempt_id)
         self._check(header)

@@ -45,7 +45,7 @@ class LiteTopics(Feature):
         self._polling = polling
         self._acks = pops.acks
         self._config = config
-        self.subscriptions = subscriptions = LiteSubscriptions(context, watch=self._watch)
+        self.subscriptions = subscriptions = LiteSubscriptions(context, watch=self._watch, freed=self._freed)
         self.orderly = orderly = OrderlyPops(None, self._exists, persistence=context.persistence)
         self._groups = context.groups
         self._light = light
@@ -148,6 +148,9 @@ class LiteTopics(Feature):
         else:
             self._polling.unwatch(queue, self.dispatcher.arrived)
 
+    def _freed(self, name: str, group: str) -> None:
+        self.dispatcher.dispatch(name, group)
+
     def _exists(self, topic: str, group: str, queue_id: int) -> bool:
         return self._groups.find(group) is not None
 
@@ -160,10 +163,7 @@ class LiteTopics(Feature):
                 client.client_id,
                 client.group,
             )
-            ready = list(client.ready)
             self.subscriptions.forget(client)
-            for name in ready:
-                self.dispatcher.dispatch(name, client.group)
 
     def _lite_topics_deleted(self, names: Collection[str]) -> None:
         for name in names:

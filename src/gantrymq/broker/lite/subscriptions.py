@@ -6,7 +6,7 @@ because a client continues on another one, and a proxy has one connection for ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from gantrymq.broker.context import BrokerContext
@@ -58,13 +58,23 @@ class LiteClient:
 class LiteSubscriptions:
     """The subscriptions of all clients of one broker.
 
+    Only clients with subscriptions are kept, so `maxLiteSubscriptionCount` limits their number, too.
+
     `watch(queue, is_watched)` is called when a light queue gets its first subscriber, or has lost its last one.
+    `freed(name, group)` is called when a client of the group has lost a light queue that was ready.
     """
 
-    def __init__(self, context: BrokerContext, *, watch: Callable[[ConsumeQueue, bool], None]) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        watch: Callable[[ConsumeQueue, bool], None],
+        freed: Callable[[str, str], None],
+    ) -> None:
         self._config = context.config
         self._access = context.access
         self._watch = watch
+        self._freed = freed
         self._clients: dict[str, LiteClient] = {}
         #: The subscribers of a light queue.
         self._by_queue: dict[str, dict[LiteClient, None]] = {}
@@ -80,9 +90,10 @@ class LiteSubscriptions:
         return self._clients.get(client_id)
 
     def client(self, client_id: str, group: str, topic: str, connection: Connection) -> LiteClient:
-        """Returns a client, which is created if it is unknown. A client of another group or topic is replaced.
+        """Returns a client. An unknown one is created, and kept from its first subscription on.
 
-        Raises RequestRefused if another user has a client with this id.
+        A client of another group or topic loses its subscriptions. Raises RequestRefused if another user has a client
+        with this id.
         """
         client = self._clients.get(client_id)
         if client is not None:
@@ -93,11 +104,14 @@ class LiteSubscriptions:
                 client.renewed_at = monotonic()
                 return client
             self.forget(client)
-        client = self._clients[client_id] = LiteClient(client_id, group, topic, connection)
-        return client
+        return LiteClient(client_id, group, topic, connection)
 
     def add(self, client: LiteClient, queue: ConsumeQueue, quota: int | None) -> None:
-        """Adds a subscription. Raises RequestRefused if the client has `quota` of them, or the broker too many."""
+        """Adds a subscription.
+
+        Raises RequestRefused if the client has `quota` of them or the broker too many, or if another request has
+        created a client with this id.
+        """
         if queue.topic in client.queues:
             return
         most = self._config.max_lite_subscription_count
@@ -105,6 +119,11 @@ class LiteSubscriptions:
             raise _quota(f"lite subscription quota exceeded {most}: maxLiteSubscriptionCount")
         if quota is not None and len(client.queues) >= quota:
             raise _quota(f"client {client.client_id[:200]} has {quota} lite topics, lite.sub.client.quota of its group")
+        if self._clients.setdefault(client.client_id, client) is not client:
+            raise RequestRefused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"another request changes the lite topics of client {client.client_id[:200]}: repeat this one",
+            )
         client.queues[queue.topic] = queue
         subscribers = self._by_queue.get(queue.topic)
         if subscribers is None:
@@ -113,22 +132,24 @@ class LiteSubscriptions:
         subscribers[client] = None
         self.count += 1
 
-    def remove(self, client: LiteClient, names: Iterable[str]) -> list[str]:
-        """Removes subscriptions by the names of their light queues. Returns those that existed."""
-        removed = []
-        for name in names:
-            queue = client.queues.pop(name, None)
-            client.ready.pop(name, None)
-            if queue is None:
-                continue
-            removed.append(name)
-            self.count -= 1
-            subscribers = self._by_queue[name]
-            del subscribers[client]
-            if not subscribers:
-                del self._by_queue[name]
-                self._watch(queue, False)
-        return removed
+    def remove(self, client: LiteClient, name: str) -> bool:
+        """Removes a subscription by the name of its light queue. Returns whether it existed."""
+        queue = client.queues.pop(name, None)
+        if queue is None:
+            return False
+        was_ready = name in client.ready
+        client.ready.pop(name, None)
+        if not client.queues:
+            del self._clients[client.client_id]
+        self.count -= 1
+        subscribers = self._by_queue[name]
+        del subscribers[client]
+        if not subscribers:
+            del self._by_queue[name]
+            self._watch(queue, False)
+        elif was_ready:
+            self._freed(name, client.group)
+        return True
 
     def take_over(self, name: str, group: str, by: LiteClient) -> list[LiteClient]:
         """Removes the subscriptions of all other clients of a group to a light queue, and notifies these clients.
@@ -137,22 +158,27 @@ class LiteSubscriptions:
         """
         others = [client for client in self.subscribers(name, group) if client is not by]
         for client in others:
-            self.remove(client, (name,))
-            self._notify(client, name)
+            self.remove(client, name)
+            self.notify(client, name)
         return others
 
     def forget(self, client: LiteClient) -> None:
         """Removes a client with all its subscriptions."""
-        self.remove(client, list(client.queues))
-        self._clients.pop(client.client_id, None)
+        for name in list(client.queues):
+            self.remove(client, name)
 
     def forget_queue(self, name: str) -> None:
         """Removes all subscriptions to a light queue, which was deleted."""
-        for client in list(self._by_queue.get(name, ())):
-            self.remove(client, (name,))
+        subscribers = list(self._by_queue.get(name, ()))
+        for client in subscribers:
+            client.ready.pop(name, None)
+        for client in subscribers:
+            self.remove(client, name)
 
     def forget_all(self) -> None:
         """Removes all clients."""
+        for client in self:
+            client.ready.clear()
         for client in self:
             self.forget(client)
 
@@ -177,8 +203,8 @@ class LiteSubscriptions:
         """Returns the clients of a group."""
         return [client for client in self._clients.values() if client.group == group]
 
-    def _notify(self, client: LiteClient, name: str) -> None:
-        """Tells a client that it has lost a subscription."""
+    def notify(self, client: LiteClient, name: str) -> None:
+        """Tells a client that another one reads a lite topic of an exclusive group."""
         found = lite_topic_of(name)
         if found is None or client.connection.is_closed:
             return

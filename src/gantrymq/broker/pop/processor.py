@@ -32,9 +32,6 @@ from gantrymq.remoting.responses import error_response
 from gantrymq.store.get_result import GetStatus
 from gantrymq.system import clock
 
-#: A pop is rejected if it arrives more than this time (in ms) after the end of its poll time.
-_MAX_LATE_MS = 500
-
 
 class PopProcessor:
     """Handles the pop and peek requests of one broker."""
@@ -72,14 +69,9 @@ class PopProcessor:
     def pop(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers POP_MESSAGE, or holds it until messages arrive. Raises StoreBusy: see `ReviveLog.check_capacity`."""
         header = request.read_header(PopMessageRequestHeader)
-        now_ms = clock.now_ms()
-        header.born_time = header.born_time or now_ms
-        if now_ms - header.born_time - header.poll_time > _MAX_LATE_MS:
-            raise RequestRefused(
-                ResponseCode.POLLING_TIMEOUT,
-                f"the broker[{self._config.broker_ip1}] pop message is timeout too much",
-            )
-        self._check_count(header.max_msg_nums, "pop")
+        header.born_time = header.born_time or clock.now_ms()
+        self._queues.check_poll_time(header.born_time, header.poll_time)
+        self._queues.check_count(header.max_msg_nums)
         self._queues.check_invisible_time(header.invisible_time)
         self._queues.check_attempt_id(header.attempt_id)
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
@@ -109,18 +101,11 @@ class PopProcessor:
         """Handles PEEK_MESSAGE: responds with the messages that the group would pop next, without popping them."""
         header = request.read_header(PeekMessageRequestHeader)
         limit = min(header.max_msg_nums, MAX_MESSAGES)
-        self._check_count(limit, "peek")
+        self._queues.check_count(limit, "peek")
         topic = self._queues.readable(header.topic, header.consumer_group, header.queue_id)
         batch = self._dispatcher.peek(header, topic, limit)
         code = ResponseCode.SUCCESS if batch.count else ResponseCode.PULL_NOT_FOUND
         return _answer(request, code, batch, 0, is_orderly=False)
-
-    def _check_count(self, count: int, doing: str) -> None:
-        if not 1 <= count <= MAX_MESSAGES:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"the broker[{self._config.broker_ip1}] {doing} message's num is {count}: 1 to {MAX_MESSAGES}",
-            )
 
     def _filter(self, header: PopMessageRequestHeader) -> MessageFilter:
         expression = header.exp or SUBSCRIBE_ALL

@@ -9,13 +9,17 @@ from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pull import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
 from gantrymq.broker.tables import is_by_priority, priority_factor
 from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.pop import MAX_MESSAGES
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.pop import INIT_FROM_MIN
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH, RETRY_TOPIC_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
 
+#: A pop is rejected if it arrives more than this time (in ms) after the end of its poll time.
+_MAX_LATE_MS = 500
 #: Longest attempt id, in characters. A Java client's id has 36 characters.
 _LONGEST_ATTEMPT_ID = 255
 
@@ -51,6 +55,22 @@ class PopQueues:
     def is_current(self, topic: TopicConfig) -> bool:
         """Returns True if a topic from `readable` is unchanged: not deleted, created again or updated."""
         return self._topics.get(topic.topic_name) is topic
+
+    def check_poll_time(self, born_time: int, poll_time: int) -> None:
+        """Raises RequestRefused if a pop arrives too late. The times are in ms, `born_time` since the epoch."""
+        if clock.now_ms() - born_time - poll_time > _MAX_LATE_MS:
+            raise RequestRefused(
+                ResponseCode.POLLING_TIMEOUT,
+                f"the broker[{self._config.broker_ip1}] pop message is timeout too much",
+            )
+
+    def check_count(self, count: int, doing: str = "pop") -> None:
+        """Raises RequestRefused for an invalid number of messages. `doing` is the verb of the error."""
+        if not 1 <= count <= MAX_MESSAGES:
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"the broker[{self._config.broker_ip1}] {doing} message's num is {count}: 1 to {MAX_MESSAGES}",
+            )
 
     def check_invisible_time(self, invisible_time: int) -> None:
         """Raises RequestRefused if timers are off or `invisible_time` (ms) exceeds the longest delay of a timer."""

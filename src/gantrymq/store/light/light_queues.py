@@ -36,7 +36,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.consume_queue import Unit
+from gantrymq.store.consume_queue import UNIT, Unit
 from gantrymq.store.flusher import Flusher
 from gantrymq.store.light.light_queue import LightQueue
 from gantrymq.store.light.unit_database import NewUnit, UnitDatabase
@@ -293,18 +293,24 @@ class LightQueues:
         self._commit_all()
         return self._database.last_places(prefix, after, _AT_ONCE)
 
-    def delete(self, name: str) -> None:
-        """Deletes a light queue. Its next message has the offset 0. Raises StoreError.
+    def delete(self, name: str, before: int) -> bool:
+        """Deletes a light queue, unless it has a message at or after the physical offset `before`.
+
+        Returns whether it was deleted. Its next message has the offset 0 then. Raises StoreError.
 
         The records stay in the log, and slaves keep the queue. When they receive a message with the offset 0, they drop
         its earlier units.
         """
         queue = self.queue(name)
         self._commit_all()
+        last = queue.units(queue.max_offset - 1, 1)
+        if last and UNIT.unpack(last)[0] >= before:
+            return False
         if queue.row_id is not None:
             self._database.delete_queue(queue.row_id)
             self._count -= 1
         queue.begin_after_deletion()
+        return True
 
     def take_arrived(self) -> Collection[LightQueue]:
         """Returns the light queues that have received messages since the last call."""
