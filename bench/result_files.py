@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,33 @@ def put_run(path: Path, run: Mapping[str, Any]) -> None:
     else:
         result["runs"].append(dict(run))
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def recorder(path: Path | None, program: str, columns: list[str]) -> Callable[[str, list[list[Any]]], None]:
+    """Returns a function that adds the rows of a run, by its name, to a result file.
+
+    Call this before the program begins, because it records the conditions.
+
+    Args:
+        path: Result file. None: the function does nothing.
+        program: The command, such as "./dev sim". Its options are those of this process.
+        columns: Names of the columns.
+
+    Raises:
+        ValueError: The file is not a result file with runs.
+        OSError: The file can't be read.
+    """
+    if path is None:
+        return lambda name, rows: None
+    read_result(path)
+    run = conditions() | {
+        "program": program,
+        "options": shlex.join(sys.argv[1:]),
+        "native": native is not None,
+        "rounds": 1,
+        "columns": columns,
+    }
+    return lambda name, rows: put_run(path, run | {"name": name, "rows": rows})
 
 
 def _processor() -> str | None:

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
 import traceback
-from hashlib import sha256
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fuzz.engine import check, run
+from fuzz.engine import check
+from fuzz.target_runs import run_target
 from fuzz.targets import TARGETS
 
 _ROOT = Path(__file__).parent.parent
 _RUST = _ROOT / "native" / "fuzz"
-#: Inputs of findings. Git ignores this directory.
-_CRASHES = _ROOT / "fuzz" / "crashes"
+_BENCH = _ROOT / "bench"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=__doc__.partition(":")[2].strip())
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="names of --list (default: all)")
     parser.add_argument("--minutes", type=float, default=5, help="CPU time of all targets together (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a result file, such as bench/results/fuzz.json")
     parser.add_argument("--seed", type=int, default=0, help="other inputs (%(default)s)")
     parser.add_argument("--list", action="store_true", help="list the targets")
     parser.add_argument("--input", type=Path, help="run one target on this file only")
     options = parser.parse_args()
-    # Damaged files cause a line each.
-    logging.disable()
     rust = [f"rust:{path.stem}" for path in sorted((_RUST / "fuzz_targets").glob("*.rs"))]
     if options.list:
         for name, function in TARGETS.items():
@@ -42,6 +46,7 @@ def main() -> int:
     if options.input:
         if len(names) != 1 or names[0] in rust:
             parser.error("--input needs the name of one Python target")
+        logging.disable()
         error = check(names[0], options.input.read_bytes())
         traceback.print_exception(error) if error else print("no finding")
         return 1 if error else 0
@@ -50,29 +55,35 @@ def main() -> int:
             parser.error("the targets rust:* need cargo-fuzz and a nightly toolchain: cargo install cargo-fuzz")
         print("the targets rust:* are skipped: they need cargo-fuzz (cargo install cargo-fuzz)", file=sys.stderr)
         names = [name for name in names if name not in rust]
+    try:
+        put_run = _result_files().recorder(options.out, "./dev fuzz", ["target", "inputs", "CPU time, s", "findings"])
+    except (OSError, ValueError) as e:
+        parser.error(f"--out: {e}")
     seconds = options.minutes * 60 / len(names)
-    found = [name for name in names if not (_run_rust if name in rust else _run_python)(name, seconds, options.seed)]
+    python = [name for name in names if name not in rust]
+    with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as processes:
+        rows = list(processes.map(partial(run_target, seconds=seconds, seed=options.seed), python))
+    put_run("fuzz", rows)
+    found = any(row[-1] for row in rows)
+    for name in rust:
+        if name in names:
+            found |= not _run_rust(name, seconds, options.seed)
     return 1 if found else 0
+
+
+def _result_files() -> Any:
+    # The benchmarks are no package.
+    sys.path.insert(0, str(_BENCH))
+    try:
+        return importlib.import_module("result_files")
+    finally:
+        sys.path.pop(0)
 
 
 def _has_cargo_fuzz() -> bool:
     if not shutil.which("cargo"):
         return False
     return subprocess.run(["cargo", "fuzz", "--version"], capture_output=True).returncode == 0
-
-
-def _run_python(name: str, seconds: float, seed: int) -> bool:
-    result = run(name, seed=seed, cpu_s=seconds)
-    print(f"{name:20}{result.cases:>10} inputs  {result.cpu_s:6.1f} s", flush=True)
-    if result.finding is None:
-        return True
-    data, error = result.finding
-    _CRASHES.mkdir(exist_ok=True)
-    path = _CRASHES / f"{name}-{sha256(data).hexdigest()[:12]}"
-    path.write_bytes(data)
-    traceback.print_exception(error)
-    print(f"to repeat: ./dev fuzz {name} --input {path.relative_to(_ROOT)}", flush=True)
-    return False
 
 
 def _run_rust(name: str, seconds: float, seed: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from sim import system
 
 system.install()
 
-from gantrymq.kernels import native  # noqa: E402
 from sim import speed, timeline  # noqa: E402
 from sim.many import Results, learn_types, run_all, summary  # noqa: E402
 from sim.plan import Plan  # noqa: E402
@@ -75,21 +73,12 @@ def main() -> int:
 
 def _put_run(out: Path | None) -> PutRun:
     """Returns a function that does nothing without `--out`. Raises OSError or ValueError for any other file."""
-    if out is None:
-        return lambda name, rows: None
     # The benchmarks are no package.
     sys.path.insert(0, str(_BENCH))
     result_files: Any = importlib.import_module("result_files")
     sys.path.pop(0)
-    result_files.read_result(out)
-    run = result_files.conditions() | {
-        "program": "./dev sim",
-        "options": shlex.join(sys.argv[1:]),
-        "native": native is not None,
-        "rounds": 1,
-        "columns": ["what", "figure"],
-    }
-    return lambda name, rows: result_files.put_run(out, run | {"name": name, "rows": rows})
+    put_run: PutRun = result_files.recorder(out, "./dev sim", ["what", "figure"])
+    return put_run
 
 
 def _planted(seeds: int, jobs: int, words: str, put_run: PutRun) -> int:

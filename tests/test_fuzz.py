@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from fuzz import targets
 from fuzz.engine import Hang, check, run
 from fuzz.targets import TARGETS
 
-RUST = Path(__file__).parents[1] / "native" / "fuzz"
+ROOT = Path(__file__).parents[1]
+RUST = ROOT / "native" / "fuzz"
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -31,6 +34,19 @@ def test_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.TARGETS, "fails", fails)
     assert isinstance(check("fails", b""), KeyError)
     assert isinstance(check("fails", b"x"), Hang)
+
+
+def test_a_run_has_a_result_file(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.json"
+    command = [sys.executable, "-m", "fuzz", "headers", "properties", "--minutes", "0.01", "--out", path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [run] = json.loads(path.read_text())["runs"]
+    assert (run["name"], run["program"]) == ("fuzz", "./dev fuzz")
+    assert [(name, cases > 0, findings) for name, cases, _, findings in run["rows"]] == [
+        ("headers", True, 0),
+        ("properties", True, 0),
+    ]
 
 
 def test_cargo_builds_each_rust_target() -> None:
