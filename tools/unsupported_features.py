@@ -26,7 +26,6 @@ _CHINESE = {
         "用 `rocketmq-store` 读取旧消息：直接读文件",
     ),
     "broker containers": ("Broker 容器", "`gantry broker --processes N` 运行多个 Broker，每个 Broker 一个进程"),
-    "exports": ("导出", "`gantry admin` 加 `--json` 可将任何列表输出为 JSON"),
     "monitoring commands": ("监控命令", "`gantry doctor` 检查一次集群，告警使用指标"),
 }
 
