@@ -25,7 +25,7 @@ def test_the_docs_have_the_table(tool: ModuleType) -> None:
     for page in tool.PAGES:
         text = page.read_text()
         assert tool.BEGIN in text
-        assert text == tool.rendered(text)
+        assert text == tool.rendered(page)
 
 
 def test_a_request_and_an_attribute_belong_to_one_feature() -> None:

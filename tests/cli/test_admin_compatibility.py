@@ -54,7 +54,7 @@ async def test_what_a_server_answers_is_documented(server: str, cluster: Embedde
     for code in RequestCode:
         # A request without header and body has no effect. A server rejects an unknown code before it checks them.
         answer = await client.invoke(address, RemotingCommand.request(code), 10_000)
-        actual[code] = "not yet" if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "served"
+        actual[code] = "not supported" if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "served"
     await client.close()
     wrong = {code.name: actual[code] for code, state in table.items() if actual[code] != state}
     assert not wrong, f"docs/compatibility.md, requests to a {server}: these are {wrong}"

@@ -31,6 +31,13 @@ def coverage(tool: ModuleType) -> ModuleType:
     return coverage_matrix
 
 
+def test_the_readme_lists_each_module() -> None:
+    rows = [
+        line.split("`")[1] for line in (INTEROP / "README.md").read_text().splitlines() if line.startswith("| `test_")
+    ]
+    assert sorted(rows) == sorted(path.name for path in INTEROP.glob("test_*.py"))
+
+
 def test_the_pages_have_the_results(tool: ModuleType) -> None:
     """If this fails, run ./dev interop --list."""
     results = tool.load()

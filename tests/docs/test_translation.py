@@ -35,6 +35,18 @@ def test_a_page_has_the_code_of_the_english_one(page: str) -> None:
     assert chinese == english, f"python tools/translated_code.py {page} copies the English page's code"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "measurements.md"])
+def test_a_page_has_the_sections_of_the_english_one(page: str) -> None:
+    """Compares the levels of the headings. The Chinese page of the measurements links to the English tables."""
+    english, chinese = (heading_levels(directory / page) for directory in (DOCS, DOCS / "zh"))
+    assert chinese == english
+
+
+def heading_levels(page: Path) -> list[int]:
+    without_code = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [len(marks) for marks in re.findall(r"^(#+) ", without_code, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_chinese(page: str) -> None:
     assert re.search(r"^# .*", (DOCS / "zh" / page).read_text(encoding="utf-8"), re.MULTILINE)

@@ -102,11 +102,6 @@ UNSUPPORTED_FEATURES = (
         requests=(Code.ADD_BROKER, Code.REMOVE_BROKER),
     ),
     UnsupportedFeature(
-        "exports",
-        "'gantry admin' writes any list as JSON with --json",
-        commands=("exportMetadata", "exportConfigs", "exportMetrics"),
-    ),
-    UnsupportedFeature(
         "monitoring commands",
         "'gantry doctor' checks a cluster once, and metrics serve alerts",
         commands=("startMonitoring",),

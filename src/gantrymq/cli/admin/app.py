@@ -25,6 +25,7 @@ _PANELS = {
     "ha": "Replicas and controllers",
     "controllers": "Replicas and controllers",
     "stats": "Topics",
+    "exports": "Exports",
     "auth": "Users and permissions",
 }
 

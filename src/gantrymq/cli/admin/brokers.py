@@ -334,13 +334,13 @@ async def _figures(admin: AdminClient, address: str) -> dict[str, Any]:
         info = await admin.runtime_info(address)
     except GantryError:
         info = {}
-    earliest_ms = _number(info, "earliestMessageTimeStamp")
-    put = [_number(info, f"msgPutTotal{when}") for when in ("YesterdayMorning", "TodayMorning", "TodayNow")]
-    got = [_number(info, f"msgGetTotal{when}") for when in ("YesterdayMorning", "TodayMorning", "TodayNow")]
+    earliest_ms = number_of(info, "earliestMessageTimeStamp")
+    put = [number_of(info, f"msgPutTotal{when}") for when in ("YesterdayMorning", "TodayMorning", "TodayNow")]
+    got = [number_of(info, f"msgGetTotal{when}") for when in ("YesterdayMorning", "TodayMorning", "TodayNow")]
     return {
         "version": info.get("brokerVersionDesc", ""),
-        "inTps": _first_rate(info.get("putTps")),
-        "outTps": _first_rate(info.get("getTransferredTps")),
+        "inTps": first_rate(info.get("putTps")),
+        "outTps": first_rate(info.get("getTransferredTps")),
         "hours": (time.time() - earliest_ms / 1000) / 3600 if earliest_ms > 0 else 0.0,
         "diskRatio": float(info.get("commitLogDiskRatio") or 0),
         "active": info.get("brokerActive") == "true",
@@ -351,10 +351,10 @@ async def _figures(admin: AdminClient, address: str) -> dict[str, Any]:
     }
 
 
-def _number(info: dict[str, str], key: str) -> float:
+def number_of(info: dict[str, str], key: str) -> float:
     return float(info.get(key) or 0)
 
 
-def _first_rate(text: str | None) -> float:
+def first_rate(text: str | None) -> float:
     """Returns the first of the averages over 10, 60 and 600 s."""
     return float((text or "0").split()[0])

@@ -106,6 +106,11 @@ BY_MODULE = {
     "stats": {
         "statsAll": "Topic and Consumer tps stats.",
     },
+    "exports": {
+        "exportConfigs": "Export configs.",
+        "exportMetadata": "Export metadata.",
+        "exportMetrics": "Export metrics.",
+    },
     "auth": {
         "createUser": "Create user to cluster.",
         "updateUser": "Update user to cluster.",

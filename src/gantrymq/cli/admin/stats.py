@@ -17,7 +17,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 app = new_app()
 
 # Names of a broker's counters (common/stats/Stats).
-_TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
+TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 _GROUP_GET_NUMS = "GROUP_GET_NUMS"
 
 
@@ -59,7 +59,7 @@ async def _of_topic(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
     """Returns one row for each consumer group of the topic, or one row without a group."""
     route = await admin.topic_route(topic)
     masters = [broker.master_address for broker in route.broker_datas if broker.master_address]
-    in_tps, in_24_hours = await _sum(admin, masters, _TOPIC_PUT_NUMS, topic)
+    in_tps, in_24_hours = await _sum(admin, masters, TOPIC_PUT_NUMS, topic)
     rows = []
     for group in await admin.groups_of_topic(topic) or [""]:
         out_tps, out_24_hours, accumulation = 0.0, 0, 0
@@ -82,11 +82,11 @@ async def _of_topic(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
 
 async def _sum(admin: AdminClient, addresses: list[str], name: str, key: str) -> tuple[float, int]:
     """Returns (messages per second in the last minute, messages in a day), summed over the brokers."""
-    found = [await admin.broker_stats(address, name, key) for address in addresses]
-    return sum((data.stats_minute.tps for data in found if data), 0.0), sum(_of_day(data) for data in found if data)
+    found = [data for address in addresses if (data := await admin.broker_stats(address, name, key))]
+    return sum((data.stats_minute.tps for data in found), 0.0), sum(messages_of_day(data) for data in found)
 
 
-def _of_day(data: BrokerStatsData) -> int:
+def messages_of_day(data: BrokerStatsData) -> int:
     """Returns the number of messages in a day, or in the longest period that the broker has counted so far."""
     return data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
 

@@ -174,6 +174,11 @@ class AdminTopics(AdminNamesrv):
         response = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
         return decode_json(response.body, TopicConfigTable).topic_config_table
 
+    async def system_topics(self, address: str) -> list[str]:
+        """Returns the topics of one broker that the broker itself uses, sorted. One of them has the broker's name."""
+        response = await self._call(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        return sorted(decode_json(response.body, TopicList).topic_list)
+
     async def update_topic_perm(
         self, topic: str, perm: int, *, cluster: str | None = None, broker: str | None = None
     ) -> dict[str, int]:
