@@ -160,6 +160,29 @@ async def test_a_group_is_made_and_changed(visitor: httpx.AsyncClient, cluster: 
     assert "Create a group" in await html_of(visitor, "groups")
 
 
+async def test_attributes_are_set_and_removed(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    form = {"name": "attributed", "cluster": CLUSTER}
+    attributes = "+retention.bytes=1000000, +retention.ms=86400000"
+    answer = await change(visitor, "create-topic", **form, attributes=attributes)
+    assert answer.status_code == 200, answer.text
+    altered = {**form, "write_queues": 8, "read_queues": 8}
+    answer = await change(visitor, "alter-topic", **altered, attributes="-retention.ms")
+    assert answer.status_code == 200, answer.text
+    answer = await change(visitor, "save-group", **form, attributes="+priority.factor=50")
+    assert answer.status_code == 200, answer.text
+    async with AdminClient(cluster.name_server) as admin:
+        for address in cluster.brokers:
+            topic = await admin.topic_config(address, "attributed")
+            assert topic.attributes == {"retention.bytes": "1000000"}
+            group = await admin.group_config(address, "attributed")
+            assert group is not None
+            assert group.attributes == {"priority.factor": "50"}
+    for name, wrong in (("alter-topic", altered), ("save-group", form)):
+        answer = await change(visitor, name, **wrong, attributes="retention.ms=1")
+        assert answer.status_code == 400
+        assert "+name=value sets" in answer.text
+
+
 async def test_a_group_is_deleted(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await filled(cluster, producer, "left")
     await consumed(cluster, "leavers", "left")

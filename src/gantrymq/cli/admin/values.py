@@ -10,6 +10,7 @@ import typer
 
 from gantrymq.cli.values import time_of
 from gantrymq.errors import BodyError, ClientError
+from gantrymq.protocol import attributes
 from gantrymq.protocol.fastjson import decode_json
 
 T = TypeVar("T")
@@ -43,19 +44,11 @@ def parse_time(text: str, hint: str) -> int:
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """Parses attributes such as +a=b,-c into the names and values of a request. Source: `AttributeParser`.
-
-    Raises typer.BadParameter for an item that neither sets nor removes an attribute.
-    """
-    attributes = {}
-    for item in text.split(","):
-        name, _, value = item.strip().partition("=")
-        if not name:
-            continue
-        if not (name.startswith("-") or (name.startswith("+") and value)):
-            raise typer.BadParameter(f"{item!r}: +name=value sets, -name removes", param_hint="'--attributes'")
-        attributes[name] = value
-    return attributes
+    """Parses the option `--attributes`. Raises typer.BadParameter for an item that is no change of an attribute."""
+    try:
+        return attributes.parse_attributes(text)
+    except ValueError as e:
+        raise typer.BadParameter(str(e), param_hint="'--attributes'") from None
 
 
 def read_json(path: Path, json_type: type[T]) -> T:

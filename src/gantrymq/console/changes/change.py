@@ -11,6 +11,7 @@ import msgspec
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.operations import Operation
 from gantrymq.console.pages import BadArguments
+from gantrymq.protocol.attributes import parse_attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,14 @@ class LongChange(_Named):
     check: Callable[[Any], object]
     about: Callable[[Any], str]
     perform: Callable[[ClusterView, Any, Operation], Awaitable[str]]
+
+
+def changed_attributes(text: str) -> dict[str, str]:
+    """Returns the changes of attributes in a text such as "+a=b,-c". Raises BadArguments for other text."""
+    try:
+        return parse_attributes(text)
+    except ValueError as e:
+        raise BadArguments(f"attributes: {e}") from None
 
 
 def check_typed(name: str, typed: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gantrymq.client.admin.offsets import LATEST
-from gantrymq.console.changes.change import Change, check_typed
+from gantrymq.console.changes.change import Change, changed_attributes, check_typed
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments, parse_time
@@ -24,6 +24,7 @@ class SaveGroup(msgspec.Struct):
     consume_enable: bool | None = None
     retry_max_times: int | None = None
     consume_message_orderly: bool | None = None
+    attributes: str = ""
 
 
 class DeleteGroup(msgspec.Struct):
@@ -56,13 +57,14 @@ async def save_group(view: ClusterView, one: SaveGroup) -> str:
     given = {
         key: value
         for key, value in msgspec.structs.asdict(one).items()
-        if key not in ("name", "cluster") and value is not None
+        if key not in ("name", "cluster", "attributes") and value is not None
     }
+    attributes = changed_attributes(one.attributes)
     masters = await view.admin.masters_of(one.cluster)
     for address in masters:
         config = await view.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
         # The broker keeps attributes that the request does not contain.
-        changed = msgspec.structs.replace(config, attributes={}, **given)
+        changed = msgspec.structs.replace(config, attributes=attributes, **given)
         await view.admin.create_group(changed, broker=address)
     return f"group {one.name} is on {len(masters)} brokers"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gantrymq.console.changes.change import Change, check_typed
+from gantrymq.console.changes.change import Change, changed_attributes, check_typed
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments
@@ -12,7 +12,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 
 MAX_QUEUES = 1024
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE}
 
 
@@ -21,16 +21,18 @@ class CreateTopic(msgspec.Struct):
     cluster: str
     queues: int = 8
     message_type: str = "NORMAL"
+    attributes: str = ""
 
 
 class AlterTopic(msgspec.Struct):
-    """Changes the queues and permissions of a topic on each broker. Other settings do not change."""
+    """Changes the queues, permissions and attributes of a topic on each broker. Other settings do not change."""
 
     name: str
     cluster: str
     write_queues: int
     read_queues: int
     perm: str = "rw"
+    attributes: str = ""
 
 
 class DeleteTopic(msgspec.Struct):
@@ -47,7 +49,9 @@ async def create_topic(view: ClusterView, one: CreateTopic) -> str:
         raise BadArguments(f"message type {one.message_type!r}: expected one of {', '.join(MESSAGE_TYPES)}")
     if one.name in (await view.admin.topics_of_cluster(one.cluster)):
         raise GantryError(f"topic {one.name} exists already")
-    attributes = {} if one.message_type == "NORMAL" else {"+message.type": one.message_type}
+    attributes = changed_attributes(one.attributes)
+    if one.message_type != "NORMAL":
+        attributes["+message.type"] = one.message_type
     config = TopicConfig(one.name, one.queues, one.queues, attributes=attributes)
     brokers = await view.admin.create_topic(config, cluster=one.cluster)
     return f"topic {one.name} is on {len(brokers)} brokers, with {one.queues} queues on each"
@@ -59,12 +63,17 @@ async def alter_topic(view: ClusterView, one: AlterTopic) -> str:
     perm = _PERMS.get(one.perm)
     if perm is None:
         raise BadArguments(f"permission {one.perm!r}: expected one of {', '.join(_PERMS)}")
+    attributes = changed_attributes(one.attributes)
     masters = await view.admin.masters_of(one.cluster)
     for address in masters:
         config = await view.admin.topic_config(address, one.name)
         # The broker keeps attributes that the request does not contain.
         changed = msgspec.structs.replace(
-            config, write_queue_nums=one.write_queues, read_queue_nums=one.read_queues, perm=perm, attributes={}
+            config,
+            write_queue_nums=one.write_queues,
+            read_queue_nums=one.read_queues,
+            perm=perm,
+            attributes=attributes,
         )
         await view.admin.create_topic(changed, broker=address)
     return f"topic {one.name} is changed on {len(masters)} brokers"
