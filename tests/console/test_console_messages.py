@@ -185,6 +185,23 @@ async def test_a_key_with_further_filters(
         assert {row["start"] for row in page["rows"]} <= set(shown), arguments
 
 
+async def test_messages_of_a_tag(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    """The brokers find the messages in their index, so that the number of other messages has no limit."""
+    await make_topic(cluster, "tagged", 1)
+    for number in range(6):
+        tag = "red" if number % 2 else "blue"
+        producer.send(Message("tagged", b"body %d" % number, keys=[f"key-{number % 3}"], tags=tag))
+
+    async def indexed() -> Any:
+        rows = await _rows(visitor, topic="tagged", tag="red")
+        return rows if len(rows) == 3 else None
+
+    assert {row["start"] for row in await until(indexed)} == {"body 1", "body 3", "body 5"}
+    assert await _rows(visitor, topic="tagged", tag="re") == []
+    assert [row["start"] for row in await _rows(visitor, topic="tagged", tag="red", key="key-0")] == ["body 3"]
+    assert [row["start"] for row in await _rows(visitor, topic="tagged", tag="red", search="body 5")] == ["body 5"]
+
+
 async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     """The timeout of a search for an id does not include the wait for the pages that read messages."""
     await make_topic(cluster, "awaited", 1)

@@ -1,10 +1,11 @@
-"""Pages about messages: a topic's messages by time, key or id; one message with its consumers; a message's trace."""
+"""Pages about messages: a topic's messages by time, key, tag or id; a message with its consumers; a message's trace."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -38,8 +39,9 @@ MAX_SEARCHED = 5000
 
 
 class MessageFilter(msgspec.Struct, kw_only=True):
-    """Selects messages by `key`, `id`, or time. Default: the newest messages.
+    """Selects messages by `key`, `tag`, `id`, or time. Default: the newest messages.
 
+    Brokers find keys and tags in their index; brokers before RocketMQ 5.5 have no tags there.
     `span` is a time range that ends now: 5m, 15m, 1h, 6h or 1d. `begin` and `end` override it. `search` is a text in
     keys, tags or body. `order` is newest (first) or earliest. `token` is the token from the previous page. With `id`,
     the other fields have no effect.
@@ -49,6 +51,7 @@ class MessageFilter(msgspec.Struct, kw_only=True):
     end: str = ""
     span: str = ""
     key: str = ""
+    tag: str = ""
     id: str = ""
     search: str = ""
     order: str = "newest"
@@ -57,7 +60,7 @@ class MessageFilter(msgspec.Struct, kw_only=True):
 
     @property
     def is_filtered(self) -> bool:
-        return any((self.begin, self.end, self.span, self.key, self.id, self.search))
+        return any((self.begin, self.end, self.span, self.key, self.tag, self.id, self.search))
 
 
 class MessagesArguments(MessageFilter, kw_only=True):
@@ -183,16 +186,20 @@ async def filtered(view: ClusterView, topic: str, arguments: MessageFilter) -> M
             found = [] if one is None else [one]
             return MessagesPage(topic, "newest", await rows_of(view, found), None, unasked)
     wanted = arguments.search.strip()
-    if arguments.key:
+    if arguments.key or arguments.tag:
         async with view.bodies:
-            # Brokers return the newest messages with the key.
-            max_num = MAX_MESSAGES if wanted or arguments.order == "earliest" else size
+            # Brokers return the newest messages.
+            is_complete = not wanted and arguments.order == "newest" and not (arguments.key and arguments.tag)
+            max_num = size if is_complete else MAX_MESSAGES
             # Only spaces separate keys. Other white space is part of a key.
-            keyed, unasked = await _by_key(view, topic, arguments.key.strip(" "), max_num, begin_ms, end_ms)
-            matching = keyed
+            key_type: Literal["K", "T"] = "K" if arguments.key else "T"
+            key = arguments.key.strip(" ") if arguments.key else arguments.tag
+            keyed, unasked = await _by_key(view, topic, key, max_num, begin_ms, end_ms, key_type)
+            matching = [one for one in keyed if not arguments.tag or one.tags == arguments.tag]
             if wanted:
                 # In a thread, because it can decompress the bodies.
-                matching = await asyncio.to_thread(lambda: [one for one in keyed if contains(one, wanted)])
+                tagged = matching
+                matching = await asyncio.to_thread(lambda: [one for one in tagged if contains(one, wanted)])
             if arguments.order == "newest":
                 matching.reverse()
             listed = await rows_of(view, matching[:size])
@@ -233,9 +240,18 @@ async def _by_id(view: ClusterView, topic: str, message_id: str) -> tuple[Messag
 
 
 async def _by_key(
-    view: ClusterView, topic: str, key: str, max_num: int, begin_ms: int | None = None, end_ms: int | None = None
+    view: ClusterView,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    key_type: Literal["K", "T"] = "K",
 ) -> tuple[list[MessageExt], list[Unasked]]:
-    """Returns messages with a key, earliest first, and the failed brokers. Raises the errors of `each_holder`."""
+    """Returns messages with a key or tag, earliest first, and the failed brokers.
+
+    Raises the errors of `each_holder`.
+    """
     responses = await view.each_holder(
         topic,
         lambda address: view.admin.messages_by_key(
@@ -245,6 +261,7 @@ async def _by_key(
             begin=point_in_time(begin_ms or 0),
             end=point_in_time(end_ms) if end_ms is not None else 2**63 - 1,
             broker=address,
+            key_type=key_type,
         ),
     )
     found = [message for of_broker in responses.results.values() for message in of_broker]
