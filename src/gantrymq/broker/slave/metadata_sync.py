@@ -48,7 +48,7 @@ log = peer_log(__name__)
 _PERIOD_S = 10.0
 _CHECKPOINT_S = 3.0
 _NO_MASTER_S = 1.0
-#: Shortest time between two copies, in seconds. A missing topic causes a copy before the next interval.
+#: Shortest time between two copies, in seconds. A missing topic or queue causes a copy before the next interval.
 _LEAST_PAUSE_S = 0.5
 #: Interval to check whether the log has reached pending tables, in seconds.
 _TAKE_S = 0.1
