@@ -87,6 +87,10 @@ class Watch:
         self._assignments = AssignmentWatch(scene)
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
+        if scene.plan.acl and "far-clock" in kinds:
+            # A broker refuses all requests of a client whose clock differs by more than five minutes, as if it were cut
+            # off (`_STALE`).
+            self._are_offsets_sure = False
         self._are_members_known = not kinds & set(_UNKNOWN)
         of_brokers = {fault.kind for fault in scene.plan.faults if fault.whom in scene.plan.broker_programs}
         reads_from_slaves = bool(scene.plan.mode) and bool(of_brokers & set(_READ_FROM_SLAVES))

@@ -26,6 +26,7 @@ _CONSTANTS = (
     "gantrymq.broker.pull.processor.WAITING_PULLS_OF_ONE",
     "gantrymq.broker.send.batches.AFTER_MARK",
     "gantrymq.broker.send.batches.TRANSACTION_PREPARED",
+    "gantrymq.broker.slave.metadata_sync._PERIOD_S",
     "gantrymq.broker.tables.subscription_groups.MAX_MADE_BY_CLIENTS",
     "gantrymq.broker.tables.topics.MAX_MADE_BY_CLIENTS",
     "gantrymq.broker.tables.transaction_counts.MAX_TOPICS",

@@ -64,6 +64,7 @@ class Proxies(Workload):
     def _restart_later(self, program: Program) -> None:
         """Kills the proxy once, or ends it in order, and starts it again."""
         loop, is_killed = self.scene.world.loop, self.chance.random() < 0.5
+        clients = [client for client in self.programs if client is not program]
 
         def stop() -> None:
             self.scene.history.note(self.scene.now(), f"the proxy is {'killed' if is_killed else 'ended'}")
@@ -71,7 +72,12 @@ class Proxies(Workload):
                 program.host.process.kill()
             elif program.ending is not None:
                 program.ending.set()
-            loop.call_later(12.0, program.start, context=Context())
+            loop.call_later(12.0, start, context=Context())
+
+        def start() -> None:
+            # If the clients were stopped meanwhile, nothing would end the new process.
+            if not any(client.is_ending for client in clients):
+                program.start()
 
         loop.call_later(self.chance.uniform(10, FAULTS_S), stop, context=Context())
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
+from gantrymq.broker.config import BrokerRole
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -32,7 +33,8 @@ _SOON_S, _LATER_S = 5.0, 10.0
 _ROUTES_S = 35.0
 #: Time after the creation in which messages of the old topic can still arrive, in seconds.
 _UNDER_WAY_S = 1.0
-#: Time after the creation in which slaves can lack the deletion, and return the old messages, in seconds.
+#: Time after the creation in which slaves can lack the deletion, and return the old messages, in seconds. A slave
+#: without a connection to its master lacks the deletion for longer (`_is_from_undeleted`).
 _SLAVES_S = 15.0
 _KINDS = ("push", "orderly", "broadcast", "lite", "pop", "orderly-pop")
 
@@ -51,8 +53,12 @@ class Recreations(Workload):
         self._deleted_at: list[float] = []
         self._made_at: list[float] = []
         self._is_sure = True
-        #: Broker name -> the topic's begin on the broker that deleted it last.
-        self._begins: dict[str, int] = {}
+        #: For each deletion: broker name -> the topic's begin on the broker that deleted it.
+        self._begins: list[dict[str, int]] = []
+        #: Life of the topic and broker name, if a master of this name lacked the deletion of this life.
+        self._lost: set[tuple[int, str]] = set()
+        #: Consumer and message name, if a broker that can have returned the message lacked the deletion.
+        self._from_undeleted: set[tuple[str, str]] = set()
         self.add("builder", self._build)
         for kind in _KINDS:
             self.add(f"site-{kind}", self._pop if "pop" in kind else self._lite if kind == "lite" else self._push)
@@ -67,18 +73,43 @@ class Recreations(Workload):
         """Returns true if the topic of the message was deleted, or may remain on a broker that was not reached."""
         if sent.topic != _TOPIC:
             return False
-        return not self._are_deletions_kept() or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
+        return not self._is_sure or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
 
     def _are_deletions_kept(self) -> bool:
-        """Returns true if all brokers deleted the topic each time, and all masters have the deletions.
+        """Returns true if all masters have the last deletion.
 
-        A slave copies deletions with the other tables. If it becomes master before that, it has the old topic.
+        A slave copies deletions with the other tables, as Java's slaves do. If it becomes master before that, it has
+        the old topic.
         """
         masters = self.scene.servers.masters()
-        return self._is_sure and all(
+        return not self._begins or all(
             name not in masters or masters[name].offsets.topic_begin(_TOPIC) >= begin
-            for name, begin in self._begins.items()
+            for name, begin in self._begins[-1].items()
         )
+
+    def _is_from_undeleted(self, name: str, broker: str) -> bool:
+        """Returns true if a message can be from a broker of this name that lacks the deletion of its topic.
+
+        Old messages can be from any such broker, because consumers read from slaves while the master is down. Only a
+        master delivers delayed messages. They stay in the topic if another broker becomes master.
+        """
+        life = next(life for life, names in enumerate(self._lives) if name in names)
+        if not self.scene.plan.mode or life >= len(self._begins):
+            return False
+        is_lacking = False
+        for program, one in self.scene.servers.looked_into():
+            its_name = broker_name(program.name)
+            if one.offsets.topic_begin(_TOPIC) < self._begins[life].get(its_name, 0):
+                is_lacking |= its_name == broker
+                if one.config.broker_role is not BrokerRole.SLAVE:
+                    self._lost.add((life, its_name))
+        is_delayed = self.scene.history.sent[name].not_before > self._deleted_at[life]
+        return (life, broker) in self._lost or (is_lacking and not is_delayed)
+
+    def _receive(self, message: MessageExt, program: Program) -> None:
+        name = self.scene.receive(message, program.name, program.name)
+        if self._is_from_undeleted(name, message.broker_name):
+            self._from_undeleted.add((program.name, name))
 
     async def _build(self, program: Program) -> None:
         async with self.admin() as admin, Producer(self.scene.names, "builders") as producer:
@@ -98,10 +129,12 @@ class Recreations(Workload):
                 deleted_at = self.scene.now()
                 where = await self.scene.until_done(program, lambda: admin.delete_topic(_TOPIC, _CLUSTER))
                 self._is_sure &= len(where) == self.scene.plan.brokers
-                self._deleted_at.append(deleted_at)
+                begins = dict[str, int]()
                 for one, broker in self.scene.servers.looked_into():
                     name, begin = broker_name(one.name), broker.offsets.topic_begin(_TOPIC)
-                    self._begins[name] = max(begin, self._begins.get(name, 0))
+                    begins[name] = max(begin, begins.get(name, 0))
+                self._deleted_at.append(deleted_at)
+                self._begins.append(begins)
                 self.scene.history.note(self.scene.now(), f"deleted topic {_TOPIC}")
                 await asyncio.sleep(self.chance.choice((0.0, 5.0, _ROUTES_S)) * self.chance.random())
         await asyncio.sleep(_ROUTES_S)
@@ -132,7 +165,7 @@ class Recreations(Workload):
         await self._is_made.wait()
 
         async def handle(message: MessageExt) -> None:
-            self.scene.receive(message, program.name, program.name)
+            self._receive(message, program)
 
         consumer = PushConsumer(
             self.scene.names,
@@ -157,7 +190,7 @@ class Recreations(Workload):
             while not program.ending.is_set():
                 try:
                     for message in await consumer.poll(timeout=3):
-                        self.scene.receive(message, program.name, program.name)
+                        self._receive(message, program)
                 except GantryError as e:
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
                     await asyncio.sleep(AGAIN_S)
@@ -172,7 +205,7 @@ class Recreations(Workload):
             while not program.ending.is_set():
                 try:
                     for message in await consumer.receive(4, invisible_time=30, timeout=3):
-                        self.scene.receive(message, program.name, program.name)
+                        self._receive(message, program)
                         await consumer.ack(message)
                 except GantryError as e:
                     # The topic may be deleted.
@@ -180,8 +213,9 @@ class Recreations(Workload):
                     await asyncio.sleep(AGAIN_S)
 
     def problems(self) -> Iterator[str]:
-        if not self._are_deletions_kept():
+        if not self._is_sure or not self._are_deletions_kept():
             self.scene.undeleted.add(_TOPIC)
+        if not self._is_sure:
             return
         for life, deleted_at in enumerate(self._deleted_at):
             made_at = self._made_at[life + 1] if life + 1 < len(self._made_at) else inf
@@ -191,6 +225,8 @@ class Recreations(Workload):
                     continue
                 is_delayed = sent.not_before > deleted_at
                 if one.at <= made_at + (_UNDER_WAY_S if is_delayed else _SLAVES_S):
+                    continue
+                if (one.group, one.name) in self._from_undeleted:
                     continue
                 kind = "which was delayed when its topic was deleted," if is_delayed else "whose topic was deleted,"
                 yield f"{one.group} had {one.name}, {kind} from the next one"

@@ -20,3 +20,10 @@ def test_no_broker_with_a_damaged_record_is_started_again() -> None:
         faults = plan_of(str(seed)).faults
         damaged = {fault.whom for fault in faults if fault.kind in ("rot", "rot-unread")}
         assert not [str(fault) for fault in faults if fault.kind in restarts and fault.whom in damaged], seed
+
+
+def test_with_access_control_all_clocks_are_right_until_the_set_up() -> None:
+    """A broker refuses signatures whose time differs from its clock by more than five minutes (seed 13767)."""
+    for seed in range(13_000, 15_000):
+        plan = plan_of(str(seed))
+        assert not plan.acl or not [str(fault) for fault in plan.faults if fault.at < 0], seed

@@ -89,7 +89,8 @@ def signature_problem(
     except (KeyError, ValueError):
         return ": it has no time or no opaque number"
     if abs(difference_ms) > MAX_CLOCK_DIFFERENCE_MS:
-        return f": its time is {difference_ms / 1000:.0f} s behind this server's clock, at most 300 s are accepted"
+        apart_s = abs(difference_ms) / 1000
+        return f": its time differs from this server's clock by {apart_s:.0f} s, at most 300 s are accepted"
     if not 0 <= opaque <= _MAX_OPAQUE or not opaques.add(opaque):
         return ": the request has come before on this connection"
     return None

@@ -101,6 +101,8 @@ class Replica:
         self._changed_queues: dict[ConsumeQueue, None] = {}
         #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
+        #: Called with each queue that replaces the queue of a deleted topic. Offsets in the old queue are outdated.
+        self.restart_listeners: list[Callable[[ConsumeQueue], None]] = []
         #: True if records have arrived since the log last lost its end: in a crash before the start, or by `truncate`.
         self.has_received = False
         #: Offset and checksum of the rejected data, which is accepted if it arrives again.
@@ -393,7 +395,10 @@ class Replica:
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
             self._queues.delete([queue])
-            return self._queues.get_or_create(queue.topic, queue.queue_id)
+            new = self._queues.get_or_create(queue.topic, queue.queue_id)
+            for listener in self.restart_listeners:
+                listener(new)
+            return new
         # A queue without messages is plausible: the log may start after its older messages.
         if queue.has_messages or not self._log.min_offset:
             self._doubt(physical_offset, record, f"the queue offset {queue_offset} isn't the next one of {queue!r}")

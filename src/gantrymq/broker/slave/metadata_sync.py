@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from math import inf
 
+import msgspec
+
 from gantrymq.auth.user_table import UsersFile
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.context import BrokerContext
@@ -46,7 +48,7 @@ log = peer_log(__name__)
 _PERIOD_S = 10.0
 _CHECKPOINT_S = 3.0
 _NO_MASTER_S = 1.0
-#: Shortest time between two copies, in seconds. A missing topic causes a copy before the next interval.
+#: Shortest time between two copies, in seconds. A missing topic or queue causes a copy before the next interval.
 _LEAST_PAUSE_S = 0.5
 #: Interval to check whether the log has reached pending tables, in seconds.
 _TAKE_S = 0.1
@@ -101,6 +103,7 @@ class MetadataSync(Feature):
         self._topics_deleted = context.events.topics_deleted
         context.events.master_changed.subscribe(self._copy_soon)
         context.events.messages_replicated.subscribe(self._messages_replicated)
+        context.store.replica.restart_listeners.append(self._queue_restarted)
 
     async def become_master(self) -> None:
         """Applies the pending tables that the log has reached. Call it before the parts that use these tables start."""
@@ -114,7 +117,7 @@ class MetadataSync(Feature):
             self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
         )
         if self._topics_known_to is not None:
-            self._make_missing_topics(self._topics_known_to)
+            self._make_missing_queues(self._topics_known_to)
 
     async def stand_in(self) -> None:
         """Applies the pending tables before the broker becomes acting master."""
@@ -142,9 +145,22 @@ class MetadataSync(Feature):
 
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
-            if self._topics.get(queue.topic) is None and not is_system_topic(queue.topic):
+            if queue.queue_id >= self._queue_nums(queue.topic) and not is_system_topic(queue.topic):
                 # Consumers can't read the queue until its topic is copied, and the master may fail at any time.
                 self._copy_soon()
+
+    def _queue_restarted(self, queue: ConsumeQueue) -> None:
+        """Removes the offsets in the queue of a deleted topic, before the deletion is copied from the master.
+
+        If the master fails before the next copy, groups would otherwise skip messages of the new topic.
+        """
+        self._offsets.remove_queue(queue.topic, queue.queue_id)
+        self._copy_soon()
+
+    def _queue_nums(self, topic: str) -> int:
+        """Returns the number of queues that a topic has in the table; 0 if the topic is missing."""
+        config = self._topics.get(topic)
+        return 0 if config is None else max(config.read_queue_nums, config.write_queue_nums)
 
     def _copy_soon(self) -> None:
         """Starts a copy as soon as `_LEAST_PAUSE_S` has passed after the start of the last one."""
@@ -275,23 +291,34 @@ class MetadataSync(Feature):
         if topics:
             self._topics_deleted.publish(topics, queues)
 
-    def _make_missing_topics(self, known_to: int) -> None:
-        """Creates topics that have messages but were not copied before the former master failed.
+    def _make_missing_queues(self, known_to: int) -> None:
+        """Creates topics and queues that have messages but were not copied before the former master failed.
 
-        Without the topic, consumers could not read acknowledged messages.
+        Without the topic or the queue, consumers could not read acknowledged messages.
         """
         for topic, queue_ids in self._store.topics().items():
-            if self._topics.get(topic) is None and not is_system_topic(topic):
-                queues = [self._store.queue(topic, queue_id) for queue_id in queue_ids]
-                try:
-                    last = [queue.peek(queue.max_offset - 1) for queue in queues]
-                except StoreError as e:
-                    # This error must not prevent the broker from becoming master.
-                    log.warning("topic %s may have messages that its former master had not reported: %s", topic, e)
-                    continue
-                if any(unit is not None and unit[0] >= known_to for unit in last):
-                    log.warning("topic %s has messages, and the former master had not reported it: it is made", topic)
-                    self._topics.create_if_absent(topic, queue_ids[-1] + 1)
+            known = self._queue_nums(topic)
+            missing = [self._store.queue(topic, queue_id) for queue_id in queue_ids if queue_id >= known]
+            if not missing or is_system_topic(topic):
+                continue
+            try:
+                last = {queue.queue_id: queue.peek(queue.max_offset - 1) for queue in missing}
+            except StoreError as e:
+                # This error must not prevent the broker from becoming master.
+                log.warning("topic %s may have messages that its former master had not reported: %s", topic, e)
+                continue
+            # Older messages can remain in queues that an administrator removed from the topic.
+            new = [queue_id for queue_id, unit in last.items() if unit is not None and unit[0] >= known_to]
+            if not new:
+                continue
+            count = max(new) + 1
+            config = self._topics.get(topic)
+            if config is None:
+                log.warning("topic %s has messages, and the former master had not reported it: it is made", topic)
+                self._topics.create_if_absent(topic, count)
+            else:
+                log.warning("queue %d of topic %s has messages, but the slave knew %d queues", count - 1, topic, known)
+                self._topics.put(msgspec.structs.replace(config, read_queue_nums=count, write_queue_nums=count))
 
     async def _copy_groups(self, master: str) -> None:
         body = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)

@@ -274,6 +274,12 @@ class ConsumerOffsets(Feature):
         """Removes every group's offsets in a topic that does not exist."""
         self._remove_all({topic})
 
+    def remove_queue(self, topic: str, queue_id: int) -> None:
+        """Removes every group's offset in a queue, because the queue begins again at offset 0."""
+        for group in self.groups_of(topic):
+            if self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}", {}).pop(queue_id, None) is not None:
+                self._file.changed()
+
     def _remove_all(self, topics: Set[str]) -> None:
         for topic in topics:
             for group in self.groups_of(topic):
