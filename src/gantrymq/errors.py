@@ -54,7 +54,8 @@ class RefusalReason(StrEnum):
 
     #: The broker is a slave, or a former master, or its lease has ended: request the route again.
     NOT_MASTER = "NOT_MASTER"
-    #: The broker stored the message as master, but is not master any more. The new master may have the message.
+    #: The broker stored the message, but could not flush it, or is not master any more. The broker may still have the
+    #: message after a restart, and the new master may have it.
     MAY_BE_STORED = "MAY_BE_STORED"
     #: The in-sync set is smaller than `minInSyncReplicas`.
     NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
