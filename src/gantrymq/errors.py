@@ -161,6 +161,9 @@ class SendOutcomeUnknown(RemotingError):
     Case 2: in a broker set with a controller, the master stored the message, but its in-sync set did not confirm it.
     `status` is the SendStatus, and `result` is the SendResult.
 
+    Case 3: the broker stored the message, but could not flush it, or is not master any more. `status` and `result` are
+    None, and `__cause__` is the BrokerError.
+
     A retry can store the message twice. After any other error of a send, the message is not stored.
 
     Remedy: send the message again with the same keys. Consumers can detect duplicates by the keys.
