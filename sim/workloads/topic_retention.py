@@ -119,6 +119,7 @@ class TopicRetention(Workload):
             await program.ending.wait()
 
     def _begins_of_replicas(self) -> dict[_Queue, list[int]]:
+        """Returns the smallest offset of each queue at each replica."""
         begins: dict[_Queue, list[int]] = defaultdict(list)
         for _, place, queue in self._queues():
             begins[place].append(queue.min_offset)
