@@ -18,7 +18,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program, Servers
 from sim.history import Delay, History, Sent
-from sim.plan import QUEUES, TOPIC, Plan
+from sim.plan import QUEUES, TOPIC, Plan, broker_name
 from sim.scene import AGAIN_S, Scene, has_wrong_clocks
 from sim.system import EPOCH_S, World
 from sim.watch import Watch
@@ -26,6 +26,9 @@ from sim.workloads import EXTRAS
 
 KEYS = 4
 _HANDLER_S = 0.02
+#: Time from the assignment of a queue until its consumer has handled all messages, in seconds. Offsets are committed
+#: each 5 s, so a killed consumer leaves few of them.
+_READ_S = 5.0
 
 
 class Decisions:
@@ -107,8 +110,21 @@ class Clients:
         return (
             len(self.done) == len(self.producers)
             and all(self.scene.has_all(group) for group in self.scene.reads)
+            and (not self._plan.consumers["orderly"] or self._has_orderly_readers())
             and all(extra.has_sent and extra.is_done() for extra in self.extras)
         )
+
+    def _has_orderly_readers(self) -> bool:
+        """Returns true if each queue has an orderly consumer that has had time to read it.
+
+        As in Java, a broker keeps the locks of a killed consumer for a minute. Only then can another consumer continue
+        at the committed offset, and commit the messages that the killed one has handled.
+        """
+        scene = self.scene
+        names = {broker_name(program.name) for program in self._servers.brokers}
+        places = [(name, TOPIC, queue_id) for name in names for queue_id in range(QUEUES)]
+        has_read = scene.now() > scene.assigned_at.get("orderly", 0.0) + _READ_S
+        return has_read and all(scene.readers["orderly"][place] for place in places)
 
     def set_up(self) -> None:
         """Creates the topic, so that groups assign its queues before the first message."""

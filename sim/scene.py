@@ -73,6 +73,8 @@ class Scene:
         self.lost_disks: set[str] = set()
         #: Consumers that are assigned each queue, by group.
         self.readers: dict[str, dict[Queue, set[str]]] = defaultdict(lambda: defaultdict(set))
+        #: Time of the last assignment of each group, in seconds.
+        self.assigned_at: dict[str, float] = {}
         #: Time in seconds at which all NameServers restarted; whether their disks were new.
         self.name_servers_at = -inf
         self.has_new_name_servers = False
@@ -223,6 +225,7 @@ class Scene:
     # -- queues of consumers ------------------------------------------------------------------------------------
 
     def assigned(self, group: str, by: str, queues: Iterable[MessageQueue]) -> None:
+        self.assigned_at[group] = self.now()
         for queue in queues:
             self.readers[group][queue.broker_name, queue.topic, queue.queue_id].add(by)
 

@@ -97,11 +97,21 @@ class Workload:
                 await asyncio.sleep(pause_s * 2 * self.chance.random())
         self.has_sent = True
 
-    async def read_all(self, program: Program, topic: str, group: str) -> None:
-        """Receives all messages of the topic from the first one on, until the program ends."""
+    async def read_all(
+        self,
+        program: Program,
+        topic: str,
+        group: str,
+        has_read: Callable[[MessageExt], None] = lambda message: None,
+    ) -> None:
+        """Receives all messages of the topic from the first one on, until the program ends.
+
+        Calls `has_read` for each of them.
+        """
 
         async def handle(message: MessageExt) -> None:
             self.scene.receive(message, group, program.name)
+            has_read(message)
 
         consumer = PushConsumer(self.scene.names, group, handle, start_from="earliest", concurrency=4)
         consumer.subscribe(topic)

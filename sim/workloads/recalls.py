@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.message import Message
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.recall_handle import RecallHandle, decode_recall_handle
 from sim.cluster import Program
 from sim.history import Delay, Sent
 from sim.scene import AGAIN_S, Scene
@@ -30,9 +33,10 @@ class Recalls(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
-        #: Broker with the message of a recall handle. A broker that did not respond can have a copy, because the
-        #: producer sent the message again to another one.
-        self._at: dict[str, str] = {}
+        #: Recall handle of each message.
+        self._handles: dict[str, RecallHandle] = {}
+        #: Broker and TIMER_OUT_MS of the received copies of each message.
+        self._received: dict[str, set[tuple[str, str]]] = defaultdict(set)
         #: Time at which each recall succeeded.
         self._recalled: dict[str, float] = {}
         self.add("planner", self._send)
@@ -62,10 +66,10 @@ class Recalls(Workload):
         self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s, delay=Delay.AFTER))
         sent = await producer.send(Message(_TOPIC, name.encode(), delay=delay_s))
         self.scene.stored(name, sent)
-        self._at[name] = sent.queue.broker_name
+        assert sent.recall_handle is not None
+        self._handles[name] = decode_recall_handle(sent.recall_handle)
         if self.chance.random() < 0.5:
             await asyncio.sleep(self.chance.random())
-            assert sent.recall_handle is not None
             # From here on, the message may be recalled even if the request fails.
             self._recalled[name] = float("inf")
             await producer.recall(_TOPIC, sent.recall_handle)
@@ -74,12 +78,17 @@ class Recalls(Workload):
 
     async def _read(self, program: Program) -> None:
         await self._is_made.wait()
-        await self.read_all(program, _TOPIC, _GROUP)
+        await self.read_all(program, _TOPIC, _GROUP, self._look_at)
+
+    def _look_at(self, message: MessageExt) -> None:
+        slot_ms = message.properties.get(names.TIMER_OUT_MS, "")
+        self._received[message.body.decode()].add((message.broker_name, slot_ms))
 
     def problems(self) -> Iterator[str]:
-        for one in self.scene.history.received:
-            if one.group != _GROUP or one.name not in self._recalled or one.broker != self._at[one.name]:
-                continue
-            at, due = self._recalled[one.name], self.scene.history.sent[one.name].not_before
-            if at < due - _IN_TIME_S:
-                yield f"{_GROUP} had {one.name}, which was taken back {due - at:.1f} s before it was due"
+        for name, at in self._recalled.items():
+            handle, due = self._handles[name], self.scene.history.sent[name].not_before
+            # A producer that gets no confirmation sends again, to the same broker or to another one. The handle is of
+            # the last copy. It recalls the copies in the same slot of the same broker only, as in Java.
+            is_received = (handle.broker_name, str(handle.timestamp_ms - 1)) in self._received[name]
+            if is_received and at < due - _IN_TIME_S:
+                yield f"{_GROUP} had {name}, which was taken back {due - at:.1f} s before it was due"

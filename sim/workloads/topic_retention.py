@@ -68,12 +68,13 @@ class TopicRetention(Workload):
         self._wrong: list[str] = []
         #: (broker, queue) -> its smallest offset.
         self._begins: dict[_Queue, int] = defaultdict(int)
-        #: Offsets that the sleeper received before and after its absence, and the queues' begin at its return.
+        #: Offsets that the sleeper received before and after its absence.
         self._before: dict[_Queue, list[int]] = defaultdict(list)
         self._after: dict[_Queue, list[int]] = defaultdict(list)
-        self._begins_then: dict[_Queue, int] = {}
-        #: Begin of each queue when the sleeper received its first message after its return.
-        self._first_begins: dict[_Queue, int] = {}
+        #: Begins of each queue when the sleeper returned, and when it received its first message after that. Replicas
+        #: search for expired messages at different times, and the sleeper can read from each of them.
+        self._begins_then: dict[_Queue, list[int]] = {}
+        self._first_begins: dict[_Queue, list[int]] = {}
         kinds = {fault.kind for fault in scene.plan.faults}
         self._is_sure = not kinds & set(_UNSURE) and not scene.plan.mode
         self.add("meter", self._send)
@@ -111,17 +112,24 @@ class TopicRetention(Workload):
         async with self._sleeper(self._before):
             await asyncio.sleep(_AWAKE_S)
         await asyncio.sleep(_ASLEEP_S)
-        self._begins_then = dict(self._begins)
+        self._begins_then = self._begins_of_replicas()
         assert program.ending is not None
         self._has_returned.set()
         async with self._sleeper(self._after):
             await program.ending.wait()
 
+    def _begins_of_replicas(self) -> dict[_Queue, list[int]]:
+        """Returns the smallest offset of each queue at each replica."""
+        begins: dict[_Queue, list[int]] = defaultdict(list)
+        for _, place, queue in self._queues():
+            begins[place].append(queue.min_offset)
+        return begins
+
     def _sleeper(self, offsets: dict[_Queue, list[int]]) -> PushConsumer:
         async def handle(message: MessageExt) -> None:
             place = message.broker_name, message.queue_id
             if self._has_returned.is_set() and place not in self._first_begins:
-                self._first_begins |= {found: queue.min_offset for _, found, queue in self._queues() if found == place}
+                self._first_begins[place] = self._begins_of_replicas()[place]
             offsets[place].append(message.queue_offset)
             self._look_at_age(message)
 
@@ -184,17 +192,20 @@ class TopicRetention(Workload):
     def _look_at_messages(self, place: _Queue, queue: ConsumeQueue) -> None:
         """Checks that the queue has the messages of the retention, and none that an earlier search has removed."""
         at, first = f"at {self.scene.now():.0f} s queue {place}", queue.min_offset
+        # The workload `retention` deletes log files, with messages that have not expired.
+        oldest = queue.log_min_offset if "retention" in self.scene.plan.extras else 0
         searched_at = self.scene.now() - _SEARCHES_S - _LATE_S
         if self._by_age:
             for sent in self.scene.history.sent.values():
                 if sent.topic == _TOPIC and sent.place is not None and sent.place[:2] == place:
-                    if sent.place[2] < first and sent.asked_at > self.scene.now() - _AGE_S:
+                    if oldest <= sent.place[2] < first and sent.asked_at > self.scene.now() - _AGE_S:
                         self._wrong.append(f"{at} lacks {sent.name}, which has not expired")
                     if sent.place[2] >= first and sent.stored_at and sent.stored_at < searched_at - _AGE_S:
                         self._wrong.append(f"{at} still has {sent.name}, which has expired")
             return
-        sizes = [unit[1] for offset in range(queue.max_offset) if (unit := queue.unit(offset)) is not None]
-        if first and sum(sizes[first - 1 :]) <= _BYTES:
+        units = [queue.unit(offset) for offset in range(queue.max_offset)]
+        sizes = [0 if unit is None else unit[1] for unit in units]
+        if first > oldest and sum(sizes[first - 1 :]) <= _BYTES:
             self._wrong.append(f"{at} has only {sum(sizes[first:])} bytes from {first} on")
         new = [one.place[2] for one in self.scene.history.sent.values() if one.place and self._is_new(one, place)]
         if sum(sizes[first : min(new, default=queue.max_offset - 1)]) > _BYTES:
@@ -213,6 +224,7 @@ class TopicRetention(Workload):
             if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
                 yield f"{_SLEEPER} had the offsets {offsets} of queue {place}, after its return"
             following = self._before[place][-1] + 1 if self._before[place] else 0
-            least, most = max(following, self._begins_then.get(place, 0)), max(following, self._first_begins[place])
+            least = max(following, min(self._begins_then.get(place, [0])))
+            most = max(following, *self._first_begins[place])
             if not least <= offsets[0] <= most:
                 yield f"{_SLEEPER} continued at {offsets[0]} of queue {place}, instead of {least} to {most}"

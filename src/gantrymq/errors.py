@@ -54,7 +54,8 @@ class RefusalReason(StrEnum):
 
     #: The broker is a slave, or a former master, or its lease has ended: request the route again.
     NOT_MASTER = "NOT_MASTER"
-    #: The broker stored the message as master, but is not master any more. The new master may have the message.
+    #: The broker stored the message, but could not flush it, or is not master any more. The broker may still have the
+    #: message after a restart, and the new master may have it.
     MAY_BE_STORED = "MAY_BE_STORED"
     #: The in-sync set is smaller than `minInSyncReplicas`.
     NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
@@ -159,6 +160,9 @@ class SendOutcomeUnknown(RemotingError):
 
     Case 2: in a broker set with a controller, the master stored the message, but its in-sync set did not confirm it.
     `status` is the SendStatus, and `result` is the SendResult.
+
+    Case 3: the broker stored the message, but could not flush it, or is not master any more. `status` and `result` are
+    None, and `__cause__` is the BrokerError.
 
     A retry can store the message twice. After any other error of a send, the message is not stored.
 

@@ -12,10 +12,12 @@ from slow_disk import SlowDisk
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.errors import RefusalReason, StoreError
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.private_fields import REASON_FIELD
 
 TIMEOUT_MS = 1000
 
@@ -107,3 +109,16 @@ async def test_a_message_that_is_given_back_waits_too(peer: Peer, disk: SlowDisk
     assert not again.done()
     disk.works.set()
     assert (await again).code == ResponseCode.SUCCESS
+
+
+async def test_a_message_whose_flush_fails_may_be_stored(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumers receive the message, so the producer must not get an error that says that it is not stored."""
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.store, "when_flushed", lambda end, then: then(StoreError("the disk is gone")))
+        answer = await peer.send("orders", b"stored")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "StoreError: the disk is gone")
+    assert answer.ext_fields[REASON_FIELD] == RefusalReason.MAY_BE_STORED
+    pulled = list(decode_messages((await peer.pull("orders")).body))
+    assert [message.body for message in pulled] == [b"stored"]

@@ -159,6 +159,7 @@ async def test_a_disk_that_fails_is_said_to_all(tmp_path: Path, monkeypatch: pyt
         answers = client.taken()
         assert [(answer.opaque, answer.code) for answer in answers] == [(n, ResponseCode.SYSTEM_ERROR) for n in (3, 4)]
         assert "the disk is gone" in str(answers[1].remark)
+        assert answers[1].ext_fields[REASON_FIELD] == RefusalReason.MAY_BE_STORED
 
 
 @pytest.mark.parametrize("value", ["false", "", "TRUE", "true1", " true"])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
+from threading import Event
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from gantrymq.store.timer_store import TimerStore
 HOST = encode_host("127.0.0.1", 10911)
 NOW = 1_800_000_000_000
 DAY_MS = 24 * 3600 * 1000
+FILE_SIZE = 4 * 1024 * 1024
 
 
 class World:
@@ -43,9 +45,7 @@ class World:
     def __init__(self, root: Path, polling: LongPolling, **options: Any) -> None:
         self.now_ms = NOW
         self._polling = polling
-        self.config = StoreConfig(
-            root, mapped_file_size_commit_log=4 * 1024 * 1024, message_index_enable=False, **options
-        )
+        self.config = StoreConfig(root, mapped_file_size_commit_log=FILE_SIZE, message_index_enable=False, **options)
         self.open()
 
     def open(self) -> None:
@@ -773,3 +773,25 @@ def test_a_message_takes_back_none_of_another_topic(world: World) -> None:
     world.work()
     assert world.delivered() == ["kept"]
     assert world.waiting() == {"orders": 0, "others": 0}
+
+
+def test_nothing_is_delivered_again_because_an_earlier_message_was_deleted(world: World) -> None:
+    """A new master finds the delivered copies in the log, also if the log file of one original is deleted."""
+    world.send("deleted", 500)
+    while not world.store.max_physical_offset > FILE_SIZE:
+        world.appender.append(world.store.queue("others", 0), 0, 0, world.now_ms, HOST, 0, bytes(1_000_000), b"", 0)
+    world.send("kept", 500)
+    world.work()
+    world.now_ms += 1000
+    world.work()
+    assert sorted(world.delivered()) == ["deleted", "kept"]
+    is_flushed = Event()
+    world.store.when_flushed(world.store.max_physical_offset, lambda error: is_flushed.set())
+    assert is_flushed.wait(10)
+    world.config.file_reserved_time = 0
+    world.store.delete_expired_soon()
+    world.store.clean(world.now_ms)
+    assert world.store.min_physical_offset == FILE_SIZE
+    world.lead_anew()
+    world.work()
+    assert sorted(world.delivered()) == ["deleted", "kept"]

@@ -26,6 +26,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageResponseHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.connection import Connection
 
 MESSAGE = Message("topic", b"body")
@@ -58,6 +59,11 @@ def damaged(connection: Connection) -> RemotingCommand:
 
 def empty(connection: Connection) -> RemotingCommand:
     return RemotingCommand.response()
+
+
+def may_be_stored(connection: Connection) -> RemotingCommand:
+    fields = {REASON_FIELD: RefusalReason.MAY_BE_STORED.value}
+    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "as scripted", fields=fields)
 
 
 def refuse(connection: Connection) -> RemotingCommand:
@@ -229,6 +235,16 @@ async def test_a_message_that_may_be_stored_is_sent_again_retry_times(retry_time
         with pytest.raises(SendOutcomeUnknown):
             await producer.send(MESSAGE, timeout=20, queue=queue)
     assert len(broker.sent) == 1 + retry_times
+
+
+@pytest.mark.parametrize("to_one_queue", [False, True])
+async def test_a_later_refusal_does_not_hide_that_the_message_may_be_stored(to_one_queue: bool) -> None:
+    broker = Unreliable(may_be_stored, refuse)
+    async with producer_over(broker) as producer:
+        queue = (await producer.queues("topic"))[0] if to_one_queue else None
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(MESSAGE, timeout=20, queue=queue)
+    assert len(broker.sent) == 2
 
 
 async def test_a_message_that_was_refused_is_sent_again_without_retries() -> None:

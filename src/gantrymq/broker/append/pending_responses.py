@@ -195,7 +195,10 @@ class PendingResponses(Feature):
         self._wait(Answers(connection, answers, requests), end, within_ms)
 
     async def until_safe(self, end: int) -> None:
-        """Waits until the log up to `end` is flushed and replicated, or until the timeout. Raises StoreError."""
+        """Waits until the log up to `end` is flushed and replicated, or until the timeout.
+
+        Raises RequestRefused if a flush fails or another broker is master. Raises StoreError if the store is closed.
+        """
         caller = Caller()
         self._wait(caller, end, answer_within_ms(None))
         await caller.done
@@ -236,7 +239,9 @@ class PendingResponses(Feature):
             self._settle(waiting, _DISK)
         elif waiting.missing & _DISK:
             waiting.missing = 0
-            self._give(waiting, error)
+            # The message is in the log: consumers may receive it, and the broker may have it after a restart.
+            text = f"{type(error).__name__}: {error}"
+            self._give(waiting, RequestRefused(ResponseCode.SYSTEM_ERROR, text, RefusalReason.MAY_BE_STORED))
         for _ in self._waiting.take_while(_has_disk):
             pass
 

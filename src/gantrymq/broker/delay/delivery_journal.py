@@ -110,29 +110,39 @@ class DeliveryJournal(Generic[E]):
 
         `start` is the end of the entry, where the delivered copies begin. Raises RecordError, StoreError.
         """
+        sources = [self._source(offset, start) for offset in entry.sources]
         done = 0
         for record in self._appender.store.records_with(b"", start):
-            found = next((i for i in range(done, len(entry.sources)) if self._is_copy(record, entry.sources[i])), None)
+            found = next((i for i in range(done, len(sources)) if _is_copy(record, sources[i])), None)
             if found is None:
-                break
+                if done == len(sources) or sources[done] is not None:
+                    break
+                # The record may be the copy of a source that was deleted after its delivery, with its file. This
+                # source counts as delivered: it can't be delivered again.
+                found = done
             done = found + 1
         return done
 
-    def _is_copy(self, record: Record, source_offset: int) -> bool:
-        """Returns whether a record is the delivered copy of the message at a physical offset."""
+    def _source(self, offset: int, end: int) -> Record | None:
+        """Returns the message at a physical offset before `end`. None if it is deleted or damaged."""
         store = self._appender.store
-        if not store.min_physical_offset <= source_offset < record.physical_offset:
-            return False
+        if not store.min_physical_offset <= offset < end:
+            return None
         try:
-            source = store.read_record(source_offset)
+            return store.read_record(offset)
         except RecordError:
             # The broker skips damaged messages.
-            return False
-        return (
-            record.topic in (find_property(source.properties, _REAL_TOPIC), _TIMER_TOPIC)
-            and _identity(record) == _identity(source)
-            and record.body == source.body
-        )
+            return None
+
+
+def _is_copy(record: Record, source: Record | None) -> bool:
+    """Returns whether a record is the delivered copy of a message."""
+    return (
+        source is not None
+        and record.topic in (find_property(source.properties, _REAL_TOPIC), _TIMER_TOPIC)
+        and _identity(record) == _identity(source)
+        and record.body == source.body
+    )
 
 
 def _identity(record: Record) -> tuple[object, ...]:

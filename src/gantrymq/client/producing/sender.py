@@ -171,10 +171,13 @@ class Sender:
                     raise
                 self.client.report_failure(queue.topic, e)
                 if not self._is_moving(queue, e):
+                    if unknown is not None:
+                        # A later rejection must not hide that the message may be stored.
+                        raise unknown from e
                     raise
                 refused = e
             log.info("send of %s to %s failed: %s", encoded.msg_id, queue, refused)
-            if (stored := _stored_by_former_master(refused)) is not None:
+            if (stored := _maybe_stored(refused)) is not None:
                 unknown = unknown or stored
                 if not repeats_left:
                     raise unknown from refused
@@ -273,7 +276,7 @@ class Sender:
                     continue
                 self._isolate(queue, began_ms, reachable=False)
                 error = e
-                unknown = unknown or _stored_by_former_master(e)
+                unknown = unknown or _maybe_stored(e)
                 self.client.report_failure(queue.topic, e)
                 is_moving = self._is_moving(queue, e)
                 if not is_moving and e.code not in RETRY_RESPONSE_CODES:
@@ -292,7 +295,7 @@ class Sender:
             if is_moving and not info.has_several_brokers and now() + MOVING_S < deadline:
                 # A broker of that name becomes master, or a broker of another name returns to the route. The attempt
                 # counts as a retry only if it may have stored the message.
-                if _stored_by_former_master(error) is None:
+                if _maybe_stored(error) is None:
                     attempt -= 1
                     tried.pop()
                 if attempt < self._retry_times:
@@ -462,8 +465,8 @@ class Sender:
         return info
 
 
-def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
-    """Returns an error if a former master may have stored the message (the new one may have it), else None."""
+def _maybe_stored(refusal: GantryError) -> SendOutcomeUnknown | None:
+    """Returns an error if the broker may have stored the message that it rejected, else None."""
     if not isinstance(refusal, BrokerError) or refusal.reason is not RefusalReason.MAY_BE_STORED:
         return None
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
