@@ -316,8 +316,9 @@ def add_far_clocks(plan: Plan) -> None:
         plan.faults = [fault for fault in plan.faults if fault.kind == "far-clock"]
         plan.failures, plan.extras = 0.0, ()
         plan.acl = False
-    # A wrong clock needs delayed messages to have an effect.
-    plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
+    # A wrong clock needs delayed messages to have an effect. Syncs that lie can lose delayed messages when they move.
+    if all(fault.kind != "lies" for fault in plan.faults):
+        plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 
 
 def _leave_out_what_waits(plan: Plan) -> None:
