@@ -38,13 +38,18 @@ class AssignmentWatch:
         self._wrong_since: dict[tuple[str, Queue], float] = {}
         #: Whether the restarted NameServers returned partial routes that clients must take for complete.
         self._had_partial_routes = False
+        #: Whether the routes were partial at the last `look`.
+        self._were_partial = False
 
     def look(self) -> Iterator[str]:
         """Yields the problems."""
         if not self._is_on:
             return
-        if self._scene.name_servers_at > 0 and not self._is_route_awaited() and not self._are_routes_complete():
+        are_partial = not self._are_routes_complete()
+        if self._scene.name_servers_at > 0 and not self._is_route_awaited() and (are_partial or self._were_partial):
+            # The missing broker can register between the end of the registration period and this look.
             self._had_partial_routes = True
+        self._were_partial = are_partial
         for group in _GROUPS:
             if self._scene.plan.consumers[group]:
                 for queue in self._queues:

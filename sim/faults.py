@@ -21,7 +21,7 @@ from sim.clients import Clients
 from sim.cluster import ETCD_ADDRESS, Program, Servers, store_config
 from sim.history import History, Outage
 from sim.machine import Host, State
-from sim.plan import QUEUES, TOPIC, Fault
+from sim.plan import QUEUES, TOPIC, Fault, broker_name
 from sim.system import World
 
 #: With ASYNC_FLUSH (two syncs per second), messages acknowledged in this time before a crash can be lost. In seconds.
@@ -124,6 +124,7 @@ class Power:
             program.host.process.kill(machine=True)
         site.world.loop.network.without_power.add(program.host.address)
         site.died(program)
+        site.clients.scene.lost_power(program)
         if not site.servers.is_synced:
             now = site.world.loop.time()
             site.clients.scene.excuses.append(
@@ -192,6 +193,7 @@ class End:
     def begin(self, site: Site, program: Program, strength: float) -> None:
         if program.ending is not None and program.host.process is not None:
             program.ending.set()
+            site.clients.scene.ends(program)
 
     def end(self, site: Site, program: Program) -> None:
         process = program.host.process
@@ -358,10 +360,14 @@ class Lies:
         faults, scene = site.world.disks[program.host.address].faults, site.clients.scene
         (log,) = store_config(scene.plan).commit_log_directories
         faults.sync_lies, faults.lies_below = 0.3 + 0.7 * strength, f"{log}/"
-        since = site.world.loop.time()
+        since, brokers = site.world.loop.time(), ("", broker_name(program.name))
         scene.lied_until[program.name] = inf
         scene.excuses.append(
-            lambda sent: sent.stored_at is not None and since <= sent.stored_at <= scene.lied_until[program.name]
+            lambda sent: (
+                sent.broker in brokers
+                and sent.stored_at is not None
+                and since <= sent.stored_at <= scene.lied_until[program.name]
+            )
         )
 
     def end(self, site: Site, program: Program) -> None:
@@ -369,10 +375,15 @@ class Lies:
         Power().begin(site, program, 0.0)
         Power().end(site, program)
         now, scene = site.world.loop.time(), site.clients.scene
-        crashes = [fault for fault in scene.plan.faults if fault.kind in _CRASHES]
+        crashes = [fault for fault in scene.plan.faults if fault.kind in _CRASHES and _is_of(fault, program)]
         # A recovery can skip a hole in the log. A later recovery that starts further back then ends at this hole.
         if all(site.clients.sending_at + fault.at < now for fault in crashes):
             scene.lied_until[program.name] = now
+
+
+def _is_of(fault: Fault, broker: Program) -> bool:
+    """Returns true if a fault of brokers concerns this broker."""
+    return fault.whom == broker.name or (fault.kind.endswith("-all") and fault.whom.startswith("broker"))
 
 
 class Rot:

@@ -67,6 +67,8 @@ class Received:
     broker: str
     queue: int
     offset: int
+    #: The only broker in sync, if it did not have the message on its disk yet; else "".
+    in_memory_of: str = ""
 
 
 @dataclass

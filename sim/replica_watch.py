@@ -197,13 +197,21 @@ class ReplicaWatch:
 
     # -- clients ------------------------------------------------------------------------------------------------
 
-    def _has_read(self, message: MessageExt) -> None:
-        """Checks in controller mode that a delivered message is in the logs of all possible next masters."""
-        if self._plan.mode == CONTROLLED:
-            place = message.commit_log_offset
-            self._look_at_members(
-                message.broker_name, place + 1, f"somebody reads what is at {place}", is_lasting=False
-            )
+    def _has_read(self, message: MessageExt) -> str:
+        """Checks in controller mode that a delivered message is in the logs of all possible next masters.
+
+        Returns the name of the only one if it does not have the message on its disk yet, else "".
+        """
+        if self._plan.mode != CONTROLLED:
+            return ""
+        name, place = message.broker_name, message.commit_log_offset
+        self._look_at_members(name, place + 1, f"somebody reads what is at {place}", is_lasting=False)
+        kept = self.set(name)
+        if kept is None or len(kept.sync_state_set) > 1:
+            return ""
+        (member,) = kept.sync_state_set
+        program = self._programs[kept.address_of(member) or ""]
+        return program.name if self._end(program) <= place else ""
 
     def _look_at_members(self, name: str, end: int, what: str, *, is_lasting: bool = True) -> None:
         """Checks that all brokers in the in-sync set of the controllers have the log up to `end`."""

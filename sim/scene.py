@@ -32,6 +32,9 @@ _LOCK_LIFE_S = 90.0
 #: Longest time from the due time of a message to its arrival, in seconds.
 _DUE_S = 10.0
 
+#: Longest time from a power failure of a broker until all consumers have pulled from it again, in seconds.
+_BACK_S = 60.0
+
 #: Faults of wall clocks.
 CLOCKS = ("clock", "far-clock", "drift")
 
@@ -80,8 +83,8 @@ class Scene:
         self.has_new_name_servers = False
         #: Running push and lite pull consumers of each group, with their start times in seconds.
         self.members: dict[str, dict[str, float]] = defaultdict(dict)
-        #: Callback for each delivered message.
-        self.has_read: Callable[[MessageExt], None] = lambda message: None
+        #: Callback for each delivered message. Returns `Received.in_memory_of`.
+        self.has_read: Callable[[MessageExt], str] = lambda message: ""
         #: Sent length of the body of plain messages, and the received lengths.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)
@@ -96,6 +99,8 @@ class Scene:
         #: Time of the last death of a broker, by name. Its locks are lost, as in Java, but their holders still trust
         #: them.
         self._broker_died: dict[str, float] = {}
+        #: Time of the last power failure of a broker's machine, by name of the program.
+        self._lost_power: dict[str, float] = {}
 
     @property
     def has_server_faults(self) -> bool:
@@ -158,8 +163,9 @@ class Scene:
     def receive(self, message: MessageExt, group: str, by: str, name: str = "") -> str:
         """Records a delivery. Returns the name of the message, which is its body unless `name` is given."""
         name = name or message.body.decode().strip()
-        self.record(Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset))
-        self.has_read(message)
+        in_memory_of = self.has_read(message)
+        place = message.broker_name, message.queue_id, message.queue_offset
+        self.record(Received(name, group, self.now(), by, *place, in_memory_of))
         if name in self.lengths:
             self.received_lengths[name].add(len(message.body))
         return name
@@ -221,6 +227,34 @@ class Scene:
         """Returns true if locks and assignments from before the last death of this broker have expired."""
         gone = max(self._broker_died.get(broker, -inf), self.servers.became_master.get(broker, -inf))
         return self.now() >= gone + _LOCK_LIFE_S
+
+    def lost_power(self, program: Program) -> None:
+        self._lost_power[program.name] = self.now()
+
+    def ends(self, program: Program) -> None:
+        """Records a SIGTERM of a program. If a broker gets it soon after a power failure, messages can be skipped.
+
+        A restarted broker sends consumers back that have received messages which the power failure destroyed. It does
+        so until it is restarted in order, because it does not store which messages a queue has lost. A consumer that
+        has not pulled until then skips new messages at the offsets of lost ones. With Java's brokers, consumers skip
+        them after each power failure.
+        """
+        since = self.now()
+        if since < self._lost_power.get(program.name, -inf) + _BACK_S:
+            name = broker_name(program.name)
+            self.excuses.append(
+                lambda sent: sent.broker == name and (sent.stored_at or 0.0) > since and self._has_old_offset(sent)
+            )
+
+    def _has_old_offset(self, sent: Sent) -> bool:
+        """Returns true if consumers have received an earlier message at the offset of this one."""
+        return any(
+            (one.broker, one.queue, one.offset) == sent.place
+            and one.name != sent.name
+            and one.name in self.history.sent
+            and self.history.sent[one.name].topic == sent.topic
+            for one in self.history.received
+        )
 
     # -- queues of consumers ------------------------------------------------------------------------------------
 

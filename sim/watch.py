@@ -45,8 +45,9 @@ _POLL_LATE_S = 5.0
 #: Faults after which a consumer may commit an old offset while another one continues, as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "torn", "ambush", "disaster")
 #: Faults after which the first registered member takes all queues of its group, as in Java. The other members continue
-#: with their queues until they are notified. In an orderly group, locks prevent this.
-_UNKNOWN = ("kill-all", "end-all", "disaster")
+#: with their queues until they are notified. In an orderly group, locks prevent this. After "gone-back", all consumers
+#: return to a master from which all had disconnected.
+_UNKNOWN = ("kill-all", "end-all", "disaster", "gone-back")
 #: Faults after which a machine's peers get no reset. Its clients notice the loss one by one. The last one commits its
 #: old offset when another one already has its queues, as in Java.
 _UNTOLD = ("power", "power-at-sync", "wreck", "lying")

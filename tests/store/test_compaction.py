@@ -399,6 +399,33 @@ def test_an_error_while_files_are_replaced(open_compacted: OpenStore, monkeypatc
     assert {**{i: b"%d" % i for i in range(193, 200)}, 200: b"x"}.items() <= found.items()
 
 
+@pytest.mark.parametrize("failing", range(1, 9))
+def test_a_file_whose_creation_failed_does_not_stop_the_store(
+    open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    store = open_compacted()
+    for i in range(100):
+        put_key(store, f"key-{i}", b"%d" % i)
+    calls = 0
+    ftruncate = files.ftruncate
+
+    def planted(fd: int, size: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= failing:
+            raise OSError("planted")
+        ftruncate(fd, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "ftruncate", planted)
+        with pytest.raises(StoreError, match="planted"):
+            copy(store)
+    crash(store)
+    store = open_compacted()
+    copy(store)
+    assert content(store) == {i: b"%d" % i for i in range(100)}
+
+
 def test_an_error_of_one_log_does_not_stop_the_compaction_of_others(
     open_compacted: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

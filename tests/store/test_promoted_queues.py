@@ -5,10 +5,11 @@ Consumers must not be reset because of that.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from replica_support import follow, open_slave
-from store_support import open_store, put
+from store_support import crash, open_store, put
 
 from gantrymq.store.get_result import GetStatus
 
@@ -50,3 +51,20 @@ def test_a_slave_that_has_received_nothing_since_the_crash(tmp_path: Path) -> No
     store.set_slave(False)
     assert queue.recovered_end == 1
     store.close()
+
+
+def test_a_queue_that_lost_all_messages_and_has_received_others(tmp_path: Path) -> None:
+    master, lost = open_store(tmp_path / "master"), open_store(tmp_path / "slave")
+    put(lost, lost.queue("orders", 0), b"lost")
+    crash(lost)
+    shutil.rmtree(tmp_path / "slave" / "commitlog")
+    shutil.rmtree(tmp_path / "slave" / "consumequeue")
+    slave = open_slave(tmp_path / "slave")
+    put(master, master.queue("orders", 0), b"0")
+    follow(master, slave, lambda: 1000)
+    assert slave.queue("orders", 0).recovered_end == 0
+    slave.set_slave(False)
+    assert slave.queue("orders", 0).recovered_end is None
+    assert slave.queue("orders", 1).recovered_end is None
+    master.close()
+    slave.close()

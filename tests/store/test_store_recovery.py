@@ -37,6 +37,7 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store import log_reader
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.rebuild import rebuild
 from gantrymq.system import files
@@ -690,3 +691,23 @@ def test_log_ends_before_the_first_damaged_record(data):
             assert contents(store) == kept
         finally:
             store.close()
+
+
+def test_a_queue_that_lost_all_messages_has_a_recovered_end(tmp_path: Path) -> None:
+    """A consumer that had the lost messages gets the new ones at their offsets, not only those after them."""
+    store = open_store(tmp_path)
+    for number in range(3):
+        put(store, store.queue("orders", 0), b"lost %d" % number)
+    crash(store)
+    # The power failed: nothing of the log and of the queue was on disk.
+    shutil.rmtree(tmp_path / "commitlog")
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    put(store, queue, b"new")
+    result = store.get(queue, 3, 10, 1000)
+    assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 0)
+    store.close()
+    store = open_store(tmp_path)
+    assert store.queue("orders", 1).recovered_end is None
+    store.close()

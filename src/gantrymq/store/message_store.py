@@ -266,8 +266,7 @@ class MessageStore:
         if not is_slave and self._log.is_copy and self.replica.has_received:
             # The slave has received the lost records again from its master. Consumer offsets beyond the recovered
             # end are valid.
-            for queue in self._queues:
-                queue.recovered_end = None
+            self._queues.forget_recovery()
             if self.light is not None:
                 self.light.forget_recovery()
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)

@@ -37,6 +37,8 @@ class QueueTable:
         #: Whether the directory existed at load time. If so, a queue without files was deleted, not lost with all
         #: others.
         self.was_there = False
+        #: `recovered_end` of created queues: 0 after a crash, which may have destroyed all messages of a queue.
+        self._first_recovered_end: int | None = None
         self._directory = directory
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
@@ -77,8 +79,21 @@ class QueueTable:
             raise StoreError(f"{queue_id} can't be a queue's id")
         path = self._directory.joinpath(topic, str(queue_id))
         queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._preallocation)
+        queue.recovered_end = self._first_recovered_end
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue
+
+    def mark_recovered(self) -> None:
+        """Sets the `recovered_end` of all queues to their ends. Queues that are created later get 0."""
+        self._first_recovered_end = 0
+        for queue in self:
+            queue.recovered_end = queue.max_offset
+
+    def forget_recovery(self) -> None:
+        """Removes `recovered_end` from all queues, because the lost records were received again."""
+        self._first_recovered_end = None
+        for queue in self:
+            queue.recovered_end = None
 
     def topics(self) -> dict[str, list[int]]:
         """Returns {topic: queue ids} of the queues that have files."""

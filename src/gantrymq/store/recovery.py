@@ -98,8 +98,9 @@ class Recovery:
             if found is None or found.has_tail or found.lacks is not None or not _is_before(found.last, end):
                 found = None
                 self._end_queue(queue, end, was_aborted=was_aborted)
-            queue.recovered_end = queue.max_offset if was_aborted else None
             queue.correct_min_offset(self._log.min_offset, None if found is None else found.first)
+        if was_aborted:
+            self._queues.mark_recovered()
         checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, end)
         if self._restored:
             log.warning("%d units were missing in the queues and are there again", self._restored)

@@ -101,9 +101,10 @@ class CompactionLog:
             # A crash came between the creation of both files. They have no records then.
             logger.warning("%s and %s: only one has the file %020d", self.log_directory, self.unit_directory, base)
             Segment(self.log_directory, self.unit_directory, base, self.sizes).delete()
-        for base in sorted(records.keys() & units.keys()):
+        bases = sorted(records.keys() & units.keys())
+        for base in bases:
             segment = Segment(self.log_directory, self.unit_directory, base, self.sizes)
-            segment.load()
+            segment.load(may_be_empty=base == bases[-1])
             if segment.count and (not segments or segment.first > segments[-1].last):
                 segments.append(segment)
             else:

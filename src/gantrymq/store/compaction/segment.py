@@ -104,13 +104,20 @@ class Segment:
             except OSError as e:
                 raise store_error(e, f"can't make {path}") from e
 
-    def load(self) -> None:
-        """Finds the last unit. Raises StoreError if a file has another size than the configured one."""
+    def load(self, *, may_be_empty: bool = False) -> None:
+        """Finds the last unit. Raises StoreError if a file has another size than the configured one.
+
+        With `may_be_empty`, an empty file counts as a file without records: an error or a crash has interrupted its
+        creation.
+        """
         for path, size in ((self.log_path, self._sizes.log), (self.unit_path, self._sizes.units)):
             try:
                 length = files.stat(path).st_size
             except OSError as e:
                 raise store_error(e, f"can't open {path}") from e
+            if may_be_empty and not length:
+                logger.warning("%s is empty: its creation was interrupted", path)
+                return
             if length != size:
                 raise StoreError(
                     f"{path} has {length} bytes, and {size} are configured: set compactionMappedFileSize and "
