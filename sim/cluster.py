@@ -26,7 +26,7 @@ from gantrymq.remoting.tls import TlsMode
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from gantrymq.system import files
-from sim import access_control
+from sim import access_control, light_units
 from sim.machine import Host, Process, State
 from sim.plan import Plan, broker_name
 from sim.replicas_plan import CONTROLLED, SYNC_MASTER
@@ -55,6 +55,9 @@ _START_S = 0.2
 T = TypeVar("T")
 
 
+light_units.install()
+
+
 def store_config(plan: Plan) -> StoreConfig:
     config = StoreConfig(
         store_path_root_dir=Path("/store"),
@@ -65,6 +68,7 @@ def store_config(plan: Plan) -> StoreConfig:
         # Otherwise a full disk removes delayed messages with the oldest files.
         clean_file_forcibly_enable=False,
         flush_disk_type=SYNC_FLUSH if plan.is_synced else ASYNC_FLUSH,
+        enable_lmq="lite-topics" in plan.extras,
     )
     if "compaction" not in plan.extras:
         return config

@@ -46,6 +46,7 @@ FEATURE_EXTRAS: tuple[str, ...] = (
     "compaction",
     "deduplication",
     "filters",
+    "lite-topics",
     "permissions",
     "priorities",
     "proxies",
@@ -59,7 +60,7 @@ _ACL_SHARE = 0.15
 #: Share of the seeds with compaction topics in which the files of the commit log are deleted, too.
 _DELETED_SHARE = 0.5
 #: Feature workloads whose messages a power failure can lose without SYNC_FLUSH, or syncs that lie: pops, for example.
-_LOSSY_FEATURES = {"compaction", "filters", "priorities", "proxies", "rate-limits", "writers"}
+_LOSSY_FEATURES = {"compaction", "filters", "lite-topics", "priorities", "proxies", "rate-limits", "writers"}
 
 
 @dataclass(frozen=True)

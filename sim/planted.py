@@ -313,6 +313,28 @@ BUGS = (
         "return False",
         "from the next one",
     ),
+    # Lite topics.
+    Planted(
+        "a lite topic is popped while its messages are in flight",
+        "broker/lite/pops.py",
+        "if self._orderly.is_blocked(",
+        "if not self._store and self._orderly.is_blocked(",
+        "agents",
+    ),
+    Planted(
+        "a consumer repeats no lite topics",
+        "client/popping/lite_subscription_manager.py",
+        "LiteSubscriptionAction.COMPLETE_ADD, self._lite_topics)",
+        "LiteSubscriptionAction.COMPLETE_ADD, ())",
+        "never had",
+    ),
+    Planted(
+        "a pop of a lite topic skips a message",
+        "broker/lite/pops.py",
+        "offset = self._position(queue, group)",
+        "offset = self._position(queue, group) + 1",
+        "which is earlier in",
+    ),
     # Priorities, rate limits, retention of topics.
     Planted(
         "a pop reads the lowest priority first",

@@ -73,6 +73,7 @@ _AT_SYNC = plan_with(
 _CALM = plan_with("reset", 0.1, 0.0, replicas=1, mode="", controllers=0, messages=10, faults=[])
 _CREATED_AGAIN = replace(_CALM, extras=("recreations",))
 _PRIORITIES = replace(_CALM, extras=("priorities",))
+_LITE_TOPICS = replace(_CALM, extras=("lite-topics",))
 _RATE_LIMITS = replace(_CALM, extras=("rate-limits",))
 #: A topic whose messages expire by age, or by the size of their queue.
 _BY_AGE, _BY_SIZE = (replace(_CALM, seed=seed, extras=("topic-retention",)) for seed in ("0", "2"))
@@ -132,6 +133,9 @@ PLANS = {
     "a reset keeps popped messages in flight": replace(_CALM, seed="1", extras=("pop-resets",)),
     "consumers keep the offsets of a recreated topic": _CREATED_AGAIN,
     "delayed messages of a deleted topic go to the new one": _CREATED_AGAIN,
+    "a lite topic is popped while its messages are in flight": _LITE_TOPICS,
+    "a consumer repeats no lite topics": _LITE_TOPICS,
+    "a pop of a lite topic skips a message": _LITE_TOPICS,
     "a pop reads the lowest priority first": _PRIORITIES,
     "a priority above the last queue is unlimited": _PRIORITIES,
     "sends do not count for the rate limit": _RATE_LIMITS,

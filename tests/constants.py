@@ -44,6 +44,8 @@ _CONSTANTS = (
     "gantrymq.client.consuming.rebalancer.RETRY_INTERVAL_S",
     "gantrymq.client.doctor.groups_seen.MEMBERS_TIMEOUT_S",
     "gantrymq.client.doctor.replication_checks.LATE_MS",
+    "gantrymq.client.popping.lite_subscription_manager.REPEAT_S",
+    "gantrymq.client.popping.lite_subscription_manager.RETRY_S",
     "gantrymq.client.popping.popped_queues.RETRY_AFTER_S",
     "gantrymq.client.popping.popped_queues.RETRY_DELAY_S",
     "gantrymq.client.producing.latency_fault.NOT_AVAILABLE_DURATION_MS",

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "client.md"
@@ -37,13 +39,22 @@ def examples() -> list[tuple[int, str]]:
     return found
 
 
+async def create_lite_topics(name_server: str) -> None:
+    """Creates the parent topic and the group that the command lines create."""
+    async with AdminClient(name_server) as admin:
+        await admin.ensure_topic("sessions", attributes={"message.type": "LITE"})
+        group = SubscriptionGroupConfig("agents", attributes={"+lite.bind.topic": "sessions"})
+        await admin.create_group(group, cluster="DefaultCluster")
+
+
 async def test_the_examples_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ssl.create_default_context", _context)
     session: dict[str, Any] = {"__name__": "session"}
-    with EmbeddedCluster(recall_message_enable=True) as cluster:
+    with EmbeddedCluster(recall_message_enable=True, enable_lmq=True) as cluster:
+        await create_lite_topics(cluster.name_server)
         for line, code in examples():
             # Blank lines make the line numbers of a traceback those of the document.
             source = "\n" * (line - 1) + code.replace(ADDRESS, cluster.name_server)
@@ -61,6 +72,7 @@ async def test_the_examples_run(
         "orders fruit ['order-17'] b'42 apples'",
         "[b'created', b'paid', b'shipped']",
         "messages of the last hour",
+        "session-17 b'hello'",
         "never: the message body is empty",
     ):
         assert text in out
@@ -84,7 +96,7 @@ def test_the_command_lines_run(tmp_path: Path) -> None:
         for line in block.splitlines()
     ]
     assert lines
-    with EmbeddedCluster() as cluster:
+    with EmbeddedCluster(enable_lmq=True) as cluster:
         environment = os.environ | {
             "NAMESRV_ADDR": cluster.name_server,
             "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",

@@ -343,6 +343,7 @@ async def pages_of(admin: AdminClient, traced: str) -> dict[str, str]:
     arguments: dict[str, dict[str, str]] = {
         "topic": {"name": "orders"},
         "group": {"name": "warehouse"},
+        "lite-group": {"name": "warehouse"},
         "messages": {"topic": "payments", "span": "1h"},
         "message": {"topic": "orders", "broker": place.broker_name, "queue": str(place.queue_id), "offset": "0"},
         "tail": {"topic": "orders"},

@@ -13,6 +13,7 @@ from sim.workloads.dead_letter_queue import DeadLetters
 from sim.workloads.deduplication import Deduplication
 from sim.workloads.endings import Endings
 from sim.workloads.filters import Filters
+from sim.workloads.lite_topics import LiteTopics
 from sim.workloads.offsets import Offsets
 from sim.workloads.permissions import Permissions
 from sim.workloads.pop_resets import PopResets
@@ -33,6 +34,7 @@ EXTRAS: dict[str, type[Workload]] = {
     "comings": Comings,
     "configurations": Configurations,
     "dead-letters": DeadLetters,
+    "lite-topics": LiteTopics,
     "offsets": Offsets,
     "recalls": Recalls,
     "requests": Requests,

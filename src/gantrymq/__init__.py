@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gantrymq.client.credentials import Credentials
     from gantrymq.client.key_value import KeyValue, KeyValueEntry
     from gantrymq.client.middleware import ConsumeContext, Middleware, ReceiveContext, SendContext
+    from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
+    from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
     from gantrymq.client.popping.popped_queues import PopOptions
     from gantrymq.client.popping.simple_consumer import SimpleConsumer
     from gantrymq.client.producing.producer import Producer
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
         GantryError,
         HeaderError,
         IllegalMessage,
+        LiteSubscriptionQuotaExceeded,
+        LiteTopicQuotaExceeded,
         MissingExtra,
         NoRouteInfo,
         PartialFailure,
@@ -73,11 +77,14 @@ if TYPE_CHECKING:
     from gantrymq.protocol.bodies.heartbeat import (
         CONSUME_FROM_LAST_OFFSET,
     )
+    from gantrymq.protocol.bodies.lite import OffsetOption
     from gantrymq.protocol.compression import CompressionType
     from gantrymq.protocol.message import Message, MessageExt, MessageQueue, Tombstone
     from gantrymq.service import run
     from gantrymq.sync import (
         SyncLitePullConsumer,
+        SyncLitePushConsumer,
+        SyncLiteSimpleConsumer,
         SyncProducer,
         SyncPushConsumer,
         SyncSimpleConsumer,
@@ -109,6 +116,10 @@ _MODULES = {
     "KeyValue": "gantrymq.client.key_value",
     "KeyValueEntry": "gantrymq.client.key_value",
     "LitePullConsumer": "gantrymq.client.consuming.lite_pull_consumer",
+    "LitePushConsumer": "gantrymq.client.popping.lite_push_consumer",
+    "LiteSimpleConsumer": "gantrymq.client.popping.lite_simple_consumer",
+    "LiteSubscriptionQuotaExceeded": "gantrymq.errors",
+    "LiteTopicQuotaExceeded": "gantrymq.errors",
     "LocalTransactionState": "gantrymq.client.producing.transaction_producer",
     "Message": "gantrymq.protocol.message",
     "MessageExt": "gantrymq.protocol.message",
@@ -116,6 +127,7 @@ _MODULES = {
     "Middleware": "gantrymq.client.middleware",
     "MissingExtra": "gantrymq.errors",
     "NoRouteInfo": "gantrymq.errors",
+    "OffsetOption": "gantrymq.protocol.bodies.lite",
     "PartialFailure": "gantrymq.errors",
     "PopOptions": "gantrymq.client.popping.popped_queues",
     "Producer": "gantrymq.client.producing.producer",
@@ -140,6 +152,8 @@ _MODULES = {
     "StoreLocked": "gantrymq.errors",
     "SyncFailed": "gantrymq.errors",
     "SyncLitePullConsumer": "gantrymq.sync",
+    "SyncLitePushConsumer": "gantrymq.sync",
+    "SyncLiteSimpleConsumer": "gantrymq.sync",
     "SyncProducer": "gantrymq.sync",
     "SyncPushConsumer": "gantrymq.sync",
     "SyncSimpleConsumer": "gantrymq.sync",
@@ -187,6 +201,10 @@ __all__ = [
     "KeyValue",
     "KeyValueEntry",
     "LitePullConsumer",
+    "LitePushConsumer",
+    "LiteSimpleConsumer",
+    "LiteSubscriptionQuotaExceeded",
+    "LiteTopicQuotaExceeded",
     "LocalTransactionState",
     "Message",
     "MessageExt",
@@ -194,6 +212,7 @@ __all__ = [
     "Middleware",
     "MissingExtra",
     "NoRouteInfo",
+    "OffsetOption",
     "PartialFailure",
     "PopOptions",
     "Producer",
@@ -218,6 +237,8 @@ __all__ = [
     "StoreLocked",
     "SyncFailed",
     "SyncLitePullConsumer",
+    "SyncLitePushConsumer",
+    "SyncLiteSimpleConsumer",
     "SyncProducer",
     "SyncPushConsumer",
     "SyncSimpleConsumer",

@@ -15,6 +15,8 @@ GantryError
 ├── BrokerUnavailable       no broker can process the request at present; a retry can succeed
 ├── RequestRefused          raised by a server's handler: the response gets this code and remark
 ├── BrokerError             the response code of a server is not SUCCESS
+│   ├── LiteTopicQuotaExceeded         the broker has too many lite topics
+│   └── LiteSubscriptionQuotaExceeded  the client or the broker has too many subscriptions to lite topics
 ├── ClientError             the client cannot execute the call
 │   ├── NoRouteInfo         no NameServer has a route of the topic
 │   │   └── RouteNotReady   a NameServer has just started; also a BrokerUnavailable
@@ -237,6 +239,22 @@ class BrokerError(GantryError):
         self.address = address
         self.reason = reason
         self.retry_after_ms = retry_after_ms
+
+
+class LiteTopicQuotaExceeded(BrokerError):
+    """A broker with `enableLmqQuota` has as many light queues as `maxLmqConsumeQueueNum`. The message is not stored.
+
+    Remedy: increase `maxLmqConsumeQueueNum` of the broker, or set `lite.topic.expiration` of the parent topic, so that
+    the broker deletes unused lite topics.
+    """
+
+
+class LiteSubscriptionQuotaExceeded(BrokerError):
+    """A client has as many lite topics as its group allows, or all clients of a broker as many as the broker allows.
+
+    Remedy: unsubscribe from unused lite topics, or increase the group attribute `lite.sub.client.quota` or
+    `maxLiteSubscriptionCount` of the broker. The error text names the one that is reached.
+    """
 
 
 class ClientError(GantryError):

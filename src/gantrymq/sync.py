@@ -27,11 +27,15 @@ from typing import Any, Self, TypeVar
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.assignment import WAIT_S, Health
-from gantrymq.client.consuming.consumer_base import GroupConsumer, PullingConsumer
+from gantrymq.client.consuming.consumer_base import GroupConsumer, GroupMember, PullingConsumer
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
 from gantrymq.client.consuming.push_consumer import HandlerT, PushConsumer
 from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
-from gantrymq.client.popping.simple_consumer import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S, SimpleConsumer
+from gantrymq.client.popping.lite_consumer import LiteConsumer
+from gantrymq.client.popping.lite_push_consumer import LiteHandlerT, LitePushConsumer
+from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
+from gantrymq.client.popping.poll_rotation import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.cross_thread_queue import CrossThreadQueue
 from gantrymq.client.producing.cross_thread_sends import CrossThreadSends
 from gantrymq.client.producing.producer import TIMEOUT_S, Producer
@@ -39,6 +43,7 @@ from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
 from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.lite import OffsetOption
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 log = peer_log(__name__)
@@ -71,7 +76,7 @@ class _Sync:
     `close`, the close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
     """
 
-    def __init__(self, client: Producer | GroupConsumer) -> None:
+    def __init__(self, client: Producer | GroupMember) -> None:
         self._client = client
         self._thread: LoopThread | None = None
         #: Id of the process that started the thread.
@@ -165,6 +170,14 @@ class _Sync:
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+    def _in_loop(self, change: Callable[[], T]) -> T:
+        """Runs `change` and returns its result. If the client is started, it runs in the event loop's thread."""
+
+        async def work() -> T:
+            return change()
+
+        return change() if self._thread is None else self._wait(work())
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Submits `work` to the event loop. Raises ClientError, ClientClosed or ThreadDied."""
@@ -352,14 +365,6 @@ class _SyncConsumer(_Sync):
     def unsubscribe(self, topic: str) -> None:
         self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
 
-    def _in_loop(self, change: Callable[[], T]) -> T:
-        """Runs `change` and returns its result. If the consumer is started, it runs in the event loop's thread."""
-
-        async def work() -> T:
-            return change()
-
-        return change() if self._thread is None else self._wait(work())
-
 
 @_documented_by(PullingConsumer)
 class _SyncPullingConsumer(_SyncConsumer):
@@ -432,6 +437,71 @@ class SyncSimpleConsumer(_SyncConsumer):
 
     def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
         self._wait(self._consumer.change_invisible_time(message, invisible_time))
+
+
+@_documented_by(LiteConsumer)
+class _SyncLiteConsumer(_Sync):
+    """A blocking consumer of lite topics."""
+
+    def __init__(self, consumer: LiteConsumer) -> None:
+        super().__init__(consumer)
+        self._lite_consumer = consumer
+
+    def subscribe_lite(self, lite_topic: str, *, offset_option: OffsetOption | None = None) -> None:
+        self._wait(self._lite_consumer.subscribe_lite(lite_topic, offset_option=offset_option))
+
+    def unsubscribe_lite(self, lite_topic: str) -> None:
+        self._wait(self._lite_consumer.unsubscribe_lite(lite_topic))
+
+    @property
+    def lite_topic_set(self) -> frozenset[str]:
+        return self._in_loop(lambda: self._lite_consumer.lite_topic_set)
+
+
+@_documented_by(LiteSimpleConsumer)
+class SyncLiteSimpleConsumer(_SyncLiteConsumer):
+    """A blocking simple consumer of lite topics: `SyncLiteSimpleConsumer(LiteSimpleConsumer(...))`.
+
+    Args:
+        consumer: The asyncio consumer to wrap. It must not be started.
+    """
+
+    def __init__(self, consumer: LiteSimpleConsumer) -> None:
+        super().__init__(consumer)
+        self._consumer = consumer
+
+    def receive(
+        self,
+        max_messages: int = MAX_MESSAGES,
+        *,
+        invisible_time: float | timedelta = INVISIBLE_S,
+        timeout: float | timedelta = RECEIVE_TIMEOUT_S,
+    ) -> list[MessageExt]:
+        return self._wait(self._consumer.receive(max_messages, invisible_time=invisible_time, timeout=timeout))
+
+    def ack(self, message: MessageExt) -> None:
+        self._wait(self._consumer.ack(message))
+
+    def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
+        self._wait(self._consumer.change_invisible_time(message, invisible_time))
+
+
+@_documented_by(LitePushConsumer)
+class SyncLitePushConsumer(_SyncLiteConsumer):
+    """A blocking push consumer of lite topics: `SyncLitePushConsumer(LitePushConsumer(...))`.
+
+    It calls the handler from `start` to `close`. The handler should be a plain function, not a coroutine function.
+
+    Args:
+        consumer: The asyncio consumer to wrap. It must not be started.
+    """
+
+    def __init__(self, consumer: LitePushConsumer) -> None:
+        super().__init__(consumer)
+        self._push = consumer
+
+    def handler(self, handler: LiteHandlerT) -> LiteHandlerT:
+        return self._push.handler(handler)
 
 
 @_documented_by(LitePullConsumer)

@@ -51,6 +51,7 @@ class ControlledBrokers:
             "broker_heartbeat_interval": 100,
             "controller_heart_beat_timeout_mills": 5_000,
         } | options
+        self.store_options: dict[str, Any] = {}
         self.namesrv_options: dict[str, Any] = {}
         self.controller_options: dict[str, Any] = {}
         self.brokers: dict[int, Broker] = {}
@@ -109,6 +110,8 @@ class ControlledBrokers:
             replication=ReplicationConfig(**self.replication),
             **self.options,
         )
+        for name, value in self.store_options.items():
+            setattr(settings.store, name, value)
         broker = self.brokers[number] = Broker(settings)
         await broker.start()
         return broker

@@ -16,10 +16,13 @@ from wait_until import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
+from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.pop import MODE_POP, RequestMode
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
@@ -103,11 +106,11 @@ async def consumers(name_server: str, directory: Path) -> AsyncIterator[Inboxes]
                 task.cancel()
 
 
-async def send_until_acknowledged(producer: Producer, body: bytes) -> None:
+async def send_until_acknowledged(producer: Producer, body: bytes, lite_topic: str | None = None) -> None:
     deadline = time.monotonic() + 20
     while True:
         try:
-            await producer.send(Message(TOPIC, body), timeout=1)
+            await producer.send(Message(TOPIC, body, lite_topic=lite_topic), timeout=1)
         except GantryError:
             if time.monotonic() > deadline:
                 raise
@@ -153,9 +156,59 @@ async def test_all_clients_follow_the_master(tmp_path: Path, how: str) -> None:
             assert max(late.values()) < GAP_S, late
 
 
-async def _made(admin: AdminClient) -> bool:
+async def test_lite_consumers_follow_the_master(tmp_path: Path) -> None:
+    """The new master has no subscriptions until the consumers repeat them."""
+    replicas = ControlledBrokers(tmp_path)
+    replicas.store_options["enable_lmq"] = True
+    received: dict[str, list[tuple[str | None, bytes]]] = {"simple": [], "push": []}
+
+    async def handle(message: MessageExt) -> None:
+        received["push"].append((message.lite_topic, message.body))
+
+    async def receive(consumer: LiteSimpleConsumer) -> None:
+        while True:
+            try:
+                for message in await consumer.receive(timeout=1):
+                    received["simple"].append((message.lite_topic, message.body))
+                    await consumer.ack(message)
+            except GantryError:
+                await asyncio.sleep(0.1)
+
+    def have(body: bytes) -> bool:
+        return all({("one", body), ("two", body)} <= set(messages) for messages in received.values())
+
+    async with replicas:
+        await replicas.all_in_sync()
+        name_server = replicas.name_server.address
+        async with AdminClient(name_server) as admin:
+            await until(lambda: _made(admin, {"message.type": "LITE"}))
+            for group in received:
+                config = SubscriptionGroupConfig(group, attributes={"+lite.bind.topic": TOPIC})
+                await admin.create_group(config, cluster="DefaultCluster")
+        async with (
+            Producer(name_server, "producers", retry_times=0) as producer,
+            LiteSimpleConsumer(name_server, "simple", TOPIC) as simple,
+            LitePushConsumer(name_server, "push", TOPIC, handle) as push,
+        ):
+            for consumer in (simple, push):
+                for lite_topic in ("one", "two"):
+                    await consumer.subscribe_lite(lite_topic)
+            receiving = asyncio.create_task(receive(simple))
+            for body in (b"before", b"after"):
+                for lite_topic in ("one", "two"):
+                    await send_until_acknowledged(producer, body, lite_topic)
+                await until(lambda body=body: have(body), 40)  # type: ignore[misc]
+                if body == b"before":
+                    await replicas.caught_up()
+                    master = await replicas.master()
+                    await elect(replicas, next(number for number in replicas.brokers if number != master))
+                    await replicas.master(other_than=master)
+            receiving.cancel()
+
+
+async def _made(admin: AdminClient, attributes: dict[str, str] | None = None) -> bool:
     try:
-        await admin.ensure_topic(TOPIC, queues=4)
+        await admin.ensure_topic(TOPIC, queues=4, attributes=attributes)
     except GantryError:
         return False
     return True

@@ -21,8 +21,9 @@ from gantrymq.protocol.bodies.lite import (
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.protocol.lite_topic import LITE_TOPIC, light_queue_of
+from gantrymq.protocol.lite_topic import light_queue_of
 from gantrymq.protocol.message import Message
+from gantrymq.protocol.properties import LITE_TOPIC
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -13,6 +13,8 @@ from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
+from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
@@ -68,6 +70,8 @@ KINDS: dict[str, Kind] = {
     "PushConsumer": (lambda to: consumer(PushConsumer, to, ignore), None),
     "LitePullConsumer": (lambda to: consumer(LitePullConsumer, to), None),
     "SimpleConsumer": (lambda to: consumer(SimpleConsumer, to), lambda it: it.receive()),
+    "LiteSimpleConsumer": (lambda to: LiteSimpleConsumer(to, "group", "topic"), lambda it: it.receive()),
+    "LitePushConsumer": (lambda to: LitePushConsumer(to, "group", "topic", ignore), None),
 }
 
 

@@ -18,20 +18,25 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
+from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import BrokerError, ClientClosed, ClientError
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "lives"
+LITE_TOPIC = "sessions"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     """Starts a cluster in its own processes, so that all tasks and sockets of this process belong to the clients."""
-    with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    properties = {"enableLmq": "true"}
+    with ProcessCluster(tmp_path_factory.mktemp("cluster"), broker_properties=properties) as cluster:
         yield cluster
 
 
@@ -67,6 +72,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "shared out by the broker": lambda to: consumer(PushConsumer, to, handle, client_rebalance=False),
     "lite pull": lambda to: consumer(LitePullConsumer, to),
     "simple": lambda to: consumer(SimpleConsumer, to),
+    "lite simple": lambda to: LiteSimpleConsumer(to, "lite", LITE_TOPIC),
+    "lite push": lambda to: LitePushConsumer(to, "lite", LITE_TOPIC, handle),
 }
 
 
@@ -77,6 +84,8 @@ CALLS: dict[str, Callable[[Any], Awaitable[object]]] = {
     "transaction producer": lambda client: client.send_in_transaction(Message(TOPIC, b"x")),
     "lite pull": lambda client: client.poll(),
     "simple": lambda client: client.receive(),
+    "lite simple": lambda client: client.receive(),
+    "lite push": lambda client: client.subscribe_lite("one"),
 }
 
 
@@ -87,6 +96,8 @@ async def use(client: Any) -> None:
             await client.send_in_transaction(Message(TOPIC, b"x"))
         case Producer():
             await client.send(Message(TOPIC, b"x"))
+        case LiteSimpleConsumer() | LitePushConsumer():
+            await client.subscribe_lite("one")
         case SimpleConsumer():
             await client.receive(timeout=0.001)
         case _:
@@ -95,7 +106,11 @@ async def use(client: Any) -> None:
 
 @pytest.fixture
 async def topic(cluster: ProcessCluster) -> None:
-    """Creates the topic."""
+    """Creates the topics."""
+    async with AdminClient(cluster.namesrv_addr) as admin:
+        await admin.ensure_topic(LITE_TOPIC, attributes={"message.type": "LITE"})
+        group = SubscriptionGroupConfig("lite", attributes={"+lite.bind.topic": LITE_TOPIC})
+        await admin.create_group(group, cluster="DefaultCluster")
     async with Producer(cluster.namesrv_addr, "makers") as producer:
         await producer.send(Message(TOPIC, b"x"))
 

@@ -16,6 +16,8 @@ from gantrymq import (
     AdminClient,
     FlowLimits,
     LitePullConsumer,
+    LitePushConsumer,
+    LiteSimpleConsumer,
     PopOptions,
     Producer,
     PushConsumer,
@@ -26,6 +28,8 @@ from gantrymq.client.admin.base import AdminOptions, transport_of
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.push_consumer import PushConsumerOptions
 from gantrymq.client.options import ClientOptions
+from gantrymq.client.popping.lite_consumer import LiteConsumerOptions
+from gantrymq.client.popping.lite_push_consumer import LitePushConsumerOptions
 from gantrymq.client.popping.simple_consumer import SimpleConsumerOptions
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.transaction_producer import TransactionProducerOptions
@@ -42,6 +46,8 @@ OPTIONS: dict[Any, Any] = {
     PushConsumer: PushConsumerOptions,
     LitePullConsumer: LitePullConsumerOptions,
     SimpleConsumer: SimpleConsumerOptions,
+    LiteSimpleConsumer: LiteConsumerOptions,
+    LitePushConsumer: LitePushConsumerOptions,
     FlowLimits: FlowLimits,
     PopOptions: PopOptions,
 }
@@ -97,6 +103,8 @@ def test_positional_arguments() -> None:
         (PushConsumer, ["name_servers", "group", "handler"]),
         (LitePullConsumer, ["name_servers", "group"]),
         (SimpleConsumer, ["name_servers", "group"]),
+        (LiteSimpleConsumer, ["name_servers", "group", "bind_topic"]),
+        (LitePushConsumer, ["name_servers", "group", "bind_topic", "handler"]),
         (AdminClient, ["name_servers"]),
     ):
         parameters = inspect.signature(client).parameters.values()

@@ -31,15 +31,29 @@ _LITE_PULL = {
     *("assign", "commit", "committed", "end_offset", "offset_for_time", "pause", "paused", "poll", "position"),
     *("queues", "resume", "seek", "seek_to_begin", "seek_to_end", "seek_to_time"),
 }
+_LITE = _CLIENT | {"lite_topic_set", "subscribe_lite", "unsubscribe_lite"}
 _SYNC_PRODUCER = _CLIENT | {"enqueue", "flush", "queues", "recall", "request", "send", "send_batch", "send_oneway"}
 _SYNC_PULLING = _CLIENT | {"assignment", "health", "lag", "subscribe", "unsubscribe", "wait_assigned"}
-_MESSAGE = {"body", "deduplicate_id", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"}
+_MESSAGE = {
+    "tags",
+    "topic",
+    "body",
+    "deduplicate_id",
+    "flag",
+    "keys",
+    "lite_topic",
+    "priority",
+    "properties",
+    "sharding_key",
+}
 ATTRIBUTES: dict[str, set[str]] = {
     "Producer": _PRODUCER,
     "TransactionProducer": _PRODUCER | {"send_in_transaction"},
     "PushConsumer": _PULLING | {"handler"},
     "LitePullConsumer": _PULLING | _LITE_PULL,
     "SimpleConsumer": _CONSUMER | {"ack", "change_invisible_time", "receive"},
+    "LiteSimpleConsumer": _LITE | {"ack", "change_invisible_time", "group", "receive"},
+    "LitePushConsumer": _LITE | {"group", "handler"},
     "KeyValue": _CLIENT | {"delete", "entries", "get", "put", "watch"},
     "Middleware": {"around_consume", "around_receive", "around_send"},
     "SendContext": {"address", "client_id", "group", "messages", "msg_id", "oneway"},
@@ -50,6 +64,8 @@ ATTRIBUTES: dict[str, set[str]] = {
     "SyncPushConsumer": _SYNC_PULLING | {"handler"},
     "SyncLitePullConsumer": _SYNC_PULLING | _LITE_PULL,
     "SyncSimpleConsumer": _CLIENT | {"ack", "change_invisible_time", "receive", "subscribe", "unsubscribe"},
+    "SyncLiteSimpleConsumer": _LITE | {"ack", "change_invisible_time", "receive"},
+    "SyncLitePushConsumer": _LITE | {"handler"},
     "AdminClient": {
         # Clusters and brokers.
         *("add_broker_to_container", "all_brokers_of", "broker_address", "broker_config", "broker_epochs"),
@@ -114,6 +130,8 @@ async def test_public_attributes() -> None:
         gantrymq.PushConsumer(address, "group"),
         gantrymq.LitePullConsumer(address, "group"),
         gantrymq.SimpleConsumer(address, "group"),
+        gantrymq.LiteSimpleConsumer(address, "group", "topic"),
+        gantrymq.LitePushConsumer(address, "group", "topic"),
         gantrymq.KeyValue(address, "topic"),
         gantrymq.Middleware(),
         gantrymq.SendContext(group="", client_id="", messages=()),
@@ -127,6 +145,8 @@ async def test_public_attributes() -> None:
         gantrymq.SyncPushConsumer(gantrymq.PushConsumer(address, "group")),
         gantrymq.SyncLitePullConsumer(gantrymq.LitePullConsumer(address, "group")),
         gantrymq.SyncSimpleConsumer(gantrymq.SimpleConsumer(address, "group")),
+        gantrymq.SyncLiteSimpleConsumer(gantrymq.LiteSimpleConsumer(address, "group", "topic")),
+        gantrymq.SyncLitePushConsumer(gantrymq.LitePushConsumer(address, "group", "topic")),
     ]
     assert {type(one).__name__: public_names(one) for one in objects} == ATTRIBUTES
 

@@ -106,6 +106,8 @@ async def test_the_api_has_all_that_a_page_shows(
             "broker": {"address": cluster.brokers[0]},
             "topic": {"name": "shown"},
             "group": {"name": "shown-to"},
+            "lite-topics": {"topic": "shown", "lite_topic": "one"},
+            "lite-group": {"name": "shown-to"},
             "member": {"group": "shown-to", "client_id": client_id},
             "messages": {"topic": "shown"},
             "tail": {"topic": "shown"},

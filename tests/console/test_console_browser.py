@@ -105,6 +105,7 @@ COLOURS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 ARGUMENTS = {
     "topic": "?name=orders",
     "group": "?name=billing",
+    "lite-group": "?name=billing",
     "messages": "?topic=orders",
     "message": "?topic=hostile&broker={broker}&queue={queue}&offset=0",
     "tail": "?topic=orders",

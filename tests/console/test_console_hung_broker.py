@@ -107,6 +107,8 @@ async def test_pages_do_not_wait_for_a_hung_broker(setup: Setup) -> None:
         "topic": [{"name": "orders", "tab": tab} for tab in ("messages", "queues", "consumers", "settings")],
         "messages": [{"topic": "orders"}, {"topic": "orders", "search": "7"}, {"topic": "orders", "span": "1h"}],
         "group": [{"name": "billing"}],
+        "lite-topics": [{}, {"topic": "orders", "lite_topic": "one"}],
+        "lite-group": [{"name": "billing"}],
         "search": [{"q": "order"}, {"q": ids["id"]}, {"q": setup.offset_message_id}],
         "dead-letter-messages": [{"group": "billing"}],
         "broker": [{"address": setup.hung}],

@@ -7,6 +7,7 @@ from proxy_support import Rpc, make_topic, message, new_topic, producer_settings
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.producing.queue_selector import consistent_hash
 from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
@@ -15,7 +16,7 @@ from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.clients import Client, Clients, Watcher
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.membership import Membership
-from gantrymq.proxy.producer.message_queue_selector import MessageQueueSelector, consistent_hash
+from gantrymq.proxy.producer.message_queue_selector import MessageQueueSelector
 from gantrymq.proxy.producer.transactions import Half, Transactions
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.routing import _permissions

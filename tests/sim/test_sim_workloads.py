@@ -42,6 +42,7 @@ os._exit(0)
         "recreations",
         "compaction,retention",
         "deduplication,filters,priorities",
+        "lite-topics",
         "permissions,rate-limits",
         "proxies,topic-retention",
         "writers",

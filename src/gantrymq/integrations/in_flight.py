@@ -14,7 +14,8 @@ from typing import TypedDict
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.credentials import Credentials
 from gantrymq.client.failover import is_role_change
-from gantrymq.client.popping.simple_consumer import INVISIBLE_S, SimpleConsumer
+from gantrymq.client.popping.poll_rotation import INVISIBLE_S
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt

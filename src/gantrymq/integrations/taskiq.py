@@ -19,7 +19,8 @@ from functools import partial
 from typing import Unpack
 
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom
-from gantrymq.client.popping.simple_consumer import INVISIBLE_S, RECEIVE_TIMEOUT_S, SimpleConsumer
+from gantrymq.client.popping.poll_rotation import INVISIBLE_S, RECEIVE_TIMEOUT_S
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
 from gantrymq.extras import missing

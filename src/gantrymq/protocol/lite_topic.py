@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping
 
 from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH
+from gantrymq.protocol.properties import LITE_TOPIC
 from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 
-#: The property with the name of a message's lite topic.
-LITE_TOPIC = "__LITE_TOPIC"
-#: The start of the property in encoded properties.
+#: The start of the property with the lite topic in encoded properties.
 LITE_TOPIC_MARK = LITE_TOPIC.encode() + b"\x01"
 #: Group attribute: the topic whose lite topics the group reads.
 LITE_BIND_TOPIC = "lite.bind.topic"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar, cast
 from gantrymq.errors import CompressionError, IllegalMessage, ProtocolError, RecordError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, decompress
+from gantrymq.protocol.lite_topic import lite_topic_problem
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, LateFields, Record, decode_host, decode_record, late_fields
@@ -51,6 +52,7 @@ class Message:
             `sharding_key`, the id selects the queue.
         priority: Priority, 0 or more. Consumers with POP receive a higher priority first. It selects the queue. The
             topic needs `message.type=PRIORITY`, and a queue for each priority. None for none.
+        lite_topic: Lite topic of the message. It selects the queue. The topic needs `message.type=LITE`.
         flag: A number for your own use.
         properties: Further properties.
 
@@ -73,6 +75,7 @@ class Message:
         deliver_at: datetime | int | None = None,
         deduplicate_id: str | None = None,
         priority: int | None = None,
+        lite_topic: str | None = None,
         flag: int = 0,
         properties: dict[str, str] | None = None,
     ) -> None:
@@ -95,6 +98,8 @@ class Message:
             if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
                 raise IllegalMessage(f"priority={priority!r}: must be a whole number from 0 to {names.MAX_PRIORITY}")
             self.properties[names.PRIORITY] = str(priority)
+        if lite_topic is not None:
+            self.properties[names.LITE_TOPIC] = _checked_lite_topic(topic, lite_topic)
         if self.properties:
             for name, value in self.properties.items():
                 if not isinstance(name, str) or not isinstance(value, str):
@@ -125,6 +130,11 @@ class Message:
         """The priority, or None."""
         priority = names.priority_of(self.properties.get(names.PRIORITY, ""))
         return priority if priority >= 0 else None
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic, or None."""
+        return self.properties.get(names.LITE_TOPIC)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
@@ -161,6 +171,14 @@ def _checked_id(deduplicate_id: object) -> str:
             f"deduplicate_id={deduplicate_id!r}: must be a string of 1 to {names.MAX_DEDUPLICATE_ID_LENGTH} bytes"
         )
     return deduplicate_id
+
+
+def _checked_lite_topic(topic: str, lite_topic: object) -> str:
+    if not isinstance(lite_topic, str):
+        raise IllegalMessage(f"lite_topic={lite_topic!r}: must be a string")
+    if problem := lite_topic_problem(topic, lite_topic):
+        raise IllegalMessage(problem)
+    return lite_topic
 
 
 def _delay(level: object, delay: object, deliver_at: object) -> tuple[str, str]:

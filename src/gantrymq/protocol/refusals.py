@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from gantrymq.errors import BrokerError, RefusalReason
+from gantrymq.errors import BrokerError, LiteSubscriptionQuotaExceeded, LiteTopicQuotaExceeded, RefusalReason
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.java_remarks import reason_of
 from gantrymq.protocol.private_fields import REASON_FIELD, RETRY_AFTER_FIELD
 
 _REASONS = {reason.value: reason for reason in RefusalReason}
 
+#: Codes for which clients raise a subclass of BrokerError.
+_ERRORS: dict[int, type[BrokerError]] = {
+    ResponseCode.LMQ_QUOTA_EXCEEDED: LiteTopicQuotaExceeded,
+    ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: LiteSubscriptionQuotaExceeded,
+}
 #: A longer time to wait is illegal: 10 digits are 115 days.
 _MAX_DIGITS = 10
 
@@ -30,7 +36,8 @@ def refusal_reason(response: RemotingCommand) -> RefusalReason | None:
 def broker_error(response: RemotingCommand, address: str) -> BrokerError:
     """Returns the error for an unsuccessful response of the server at `address`, HOST:PORT."""
     reason = refusal_reason(response)
-    return BrokerError(response.code, response.remark, address, reason, retry_after_ms=retry_after_ms(response))
+    kind = _ERRORS.get(response.code, BrokerError)
+    return kind(response.code, response.remark, address, reason, retry_after_ms=retry_after_ms(response))
 
 
 def retry_after_ms(response: RemotingCommand) -> int | None:

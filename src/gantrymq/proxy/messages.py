@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from gantrymq.errors import CompressionError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, CompressionType, compression_flag
-from gantrymq.protocol.lite_topic import LITE_TOPIC
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.proxy.times import timestamp_ms, to_timestamp
@@ -67,7 +66,7 @@ RESERVED = frozenset(
         names.CLUSTER,
         names.MESSAGE_TYPE,
         "INNER_MULTI_QUEUE_OFFSET",
-        LITE_TOPIC,
+        names.LITE_TOPIC,
         names.TIMER_DELAY_MS,
         names.TIMER_DELAY_SEC,
         names.TIMER_DELIVER_MS,
@@ -128,7 +127,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
         system.keys.extend(names.split_keys(keys))
     if (group := properties.get(names.SHARDING_KEY)) is not None:
         system.message_group = group
-    if (lite_topic := properties.get(LITE_TOPIC)) is not None:
+    if (lite_topic := properties.get(names.LITE_TOPIC)) is not None:
         system.lite_topic = lite_topic
     if (priority := names.priority_of(properties.get(names.PRIORITY, ""))) >= 0:
         system.priority = priority
@@ -158,7 +157,7 @@ def message_type(properties: dict[str, str]) -> pb.MessageType:
         return pb.FIFO
     if names.PRIORITY in properties:
         return pb.PRIORITY
-    return pb.LITE if LITE_TOPIC in properties else pb.NORMAL
+    return pb.LITE if names.LITE_TOPIC in properties else pb.NORMAL
 
 
 def _delivery_ms(properties: dict[str, str]) -> int | None:
@@ -206,7 +205,7 @@ def to_properties(message: pb.Message, producer_group: str, peer: str) -> dict[s
     if system.HasField("priority"):
         properties[names.PRIORITY] = str(system.priority)
     if system.lite_topic:
-        properties[LITE_TOPIC] = system.lite_topic
+        properties[names.LITE_TOPIC] = system.lite_topic
     if system.message_group:
         properties[names.SHARDING_KEY] = system.message_group
     if system.trace_context:

@@ -17,7 +17,7 @@ from gantrymq.limits import LIGHT_QUEUES_OF_MESSAGE
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.lite_topic import LITE_TOPIC, light_queue_of, lite_topic_problem
+from gantrymq.protocol.lite_topic import light_queue_of, lite_topic_problem
 from gantrymq.protocol.multi_dispatch import (
     DISPATCH_MARK,
     MULTI_DISPATCH,
@@ -25,7 +25,7 @@ from gantrymq.protocol.multi_dispatch import (
     is_light_queue,
     named_queues,
 )
-from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
+from gantrymq.protocol.properties import LITE_TOPIC, PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget, decode_send_request
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection

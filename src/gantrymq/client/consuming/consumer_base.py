@@ -22,7 +22,7 @@ from gantrymq.client.consuming.assignment import (
 )
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
-from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
+from gantrymq.client.consuming.options import ConsumerOptions, GroupMemberOptions, PullingOptions
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
 from gantrymq.client.consuming.start_position import name_for_brokers
 from gantrymq.client.failure_log import FailureLog
@@ -66,12 +66,12 @@ def new_subscription(wire_topic: str, tags: str | None, sql: str | None) -> Subs
     return SubscriptionData.parse(wire_topic, sql, EXPRESSION_SQL92)
 
 
-class GroupConsumer(Lifecycle):
-    """A consumer of `group`. Use it with `async with`."""
+class GroupMember(Lifecycle):
+    """Base of all consumers of `group`. Use it with `async with`."""
 
-    _options: ConsumerOptions
+    _options: GroupMemberOptions
 
-    def __init__(self, options: ConsumerOptions) -> None:
+    def __init__(self, options: GroupMemberOptions) -> None:
         super().__init__()
         self._options = options
         #: Errors since the last start; also available after a close.
@@ -79,6 +79,52 @@ class GroupConsumer(Lifecycle):
         self._wire_group = options.wire_group
         self.group = options.group
         self._namespace = options.namespace
+
+    def _connect(
+        self,
+        consumer_data: ConsumerData | None,
+        handlers: Mapping[int, RequestHandler],
+        instance_name: str | None = None,
+    ) -> ClientInstance:
+        if self.group == DEFAULT_CONSUMER_GROUP:
+            raise IllegalMessage(f"the group {DEFAULT_CONSUMER_GROUP} is no program's own: name another")
+        client = ClientInstance(
+            self._options.name_servers,
+            group_data=consumer_data,
+            handlers=handlers,
+            ssl_context=self._options.ssl_context,
+            hooks=self._options.rpc_hooks,
+            instance_name=instance_name,
+            unit_name=self._options.unit_name,
+            on_error=self._options.on_error,
+        )
+        self._failure_log = client.failure_log
+        return client
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _wire_topic(self, topic: str) -> str:
+        return wrap_namespace(self._namespace, topic)
+
+    def _wire_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue._replace(topic=self._wire_topic(queue.topic)) if self._namespace else queue
+
+    def _user_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue._replace(topic=without_namespace(queue.topic, self._namespace)) if self._namespace else queue
+
+    def _strip_namespace(self, messages: Sequence[MessageExt]) -> None:
+        if self._namespace:
+            for message in messages:
+                message.topic = without_namespace(message.topic, self._namespace)
+
+
+class GroupConsumer(GroupMember):
+    """A consumer that subscribes to topics."""
+
+    _options: ConsumerOptions
+
+    def __init__(self, options: ConsumerOptions) -> None:
+        super().__init__(options)
         #: The keys are topics with their namespace.
         self._subscriptions: dict[str, SubscriptionData] = {}
 
@@ -112,49 +158,12 @@ class GroupConsumer(Lifecycle):
     def _subscription_changed(self, wire_topic: str) -> None:
         """Applies the change of a subscription to a running consumer."""
 
-    def _connect(
-        self,
-        consumer_data: ConsumerData | None,
-        handlers: Mapping[int, RequestHandler],
-        instance_name: str | None = None,
-    ) -> ClientInstance:
-        if self.group == DEFAULT_CONSUMER_GROUP:
-            raise IllegalMessage(f"the group {DEFAULT_CONSUMER_GROUP} is no program's own: name another")
-        client = ClientInstance(
-            self._options.name_servers,
-            group_data=consumer_data,
-            handlers=handlers,
-            ssl_context=self._options.ssl_context,
-            hooks=self._options.rpc_hooks,
-            instance_name=instance_name,
-            unit_name=self._options.unit_name,
-            on_error=self._options.on_error,
-        )
-        self._failure_log = client.failure_log
-        return client
-
     def _receive_context(self, client: ClientInstance) -> ReceiveContext:
         return ReceiveContext(group=self.group, client_id=client.client_id, topics=self._subscribed_topics())
-
-    # -- names --------------------------------------------------------------------------------------------------
-
-    def _wire_topic(self, topic: str) -> str:
-        return wrap_namespace(self._namespace, topic)
-
-    def _wire_queue(self, queue: MessageQueue) -> MessageQueue:
-        return queue._replace(topic=self._wire_topic(queue.topic)) if self._namespace else queue
-
-    def _user_queue(self, queue: MessageQueue) -> MessageQueue:
-        return queue._replace(topic=without_namespace(queue.topic, self._namespace)) if self._namespace else queue
 
     def _subscribed_topics(self) -> list[str]:
         """Returns the topics without the namespace."""
         return [without_namespace(topic, self._namespace) for topic in self._subscriptions]
-
-    def _strip_namespace(self, messages: Sequence[MessageExt]) -> None:
-        if self._namespace:
-            for message in messages:
-                message.topic = without_namespace(message.topic, self._namespace)
 
 
 class PullingConsumer(GroupConsumer):

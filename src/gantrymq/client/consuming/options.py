@@ -23,10 +23,9 @@ START_FROM_DOC = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions(ClientOptions):
+class GroupMemberOptions(ClientOptions):
     """Options of all consumers."""
 
-    start_from: StartFrom = option(CONSUME_FROM_LAST_OFFSET, START_FROM_DOC)
     max_body_size: int = option(
         MAX_DECOMPRESSED_SIZE,
         "Largest decompressed body, bytes. Reading the `body` of a message that exceeds it raises CompressionError.",
@@ -37,6 +36,16 @@ class ConsumerOptions(ClientOptions):
         ClientOptions._check(self)
         if problem := group_problem(self.wire_group):
             raise IllegalMessage(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions(GroupMemberOptions):
+    """Options of the consumers that subscribe to topics."""
+
+    start_from: StartFrom = option(CONSUME_FROM_LAST_OFFSET, START_FROM_DOC)
+
+    def _check(self) -> None:
+        GroupMemberOptions._check(self)
         check_start(self.start_from)
 
 

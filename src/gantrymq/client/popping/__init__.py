@@ -1,5 +1,5 @@
 """Consumers that pop: the broker distributes messages instead of queues.
 
-The consumers are SimpleConsumer and push consumers in POP mode. Read `simple_consumer.py` first, or `popped_queues.py`
-for push consumers. `pop_api.py` makes the requests.
+The consumers are SimpleConsumer and push consumers in POP mode, and those of lite topics. Read `simple_consumer.py`
+first, `popped_queues.py` for push consumers, or `lite_consumer.py`. `pop_api.py` makes the requests.
 """

@@ -27,10 +27,10 @@ from gantrymq.protocol.headers.pop import (
     PopMessageRequestHeader,
     PopMessageResponseHeader,
 )
-from gantrymq.protocol.lite_topic import LITE_TOPIC, light_queue_of
+from gantrymq.protocol.lite_topic import light_queue_of
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, offset_in
-from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
+from gantrymq.protocol.properties import FIRST_POP_TIME, LITE_TOPIC, POP_CK
 from gantrymq.protocol.receipt_handle import (
     NORMAL_TOPIC,
     ReceiptHandle,

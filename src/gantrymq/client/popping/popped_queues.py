@@ -109,7 +109,7 @@ class PoppedQueues:
         concurrency: int,
         max_reconsume_times: int,
     ) -> None:
-        self.pool: HandlerPool = handler_pool(_in_time(handler), concurrency, self._handled)
+        self.pool: HandlerPool = handler_pool(in_time(handler), concurrency, self._handled)
         self._client = context.client
         self._api = PopApi(context.client, context.group, context.options.max_body_size)
         self._subscriptions = context.subscriptions
@@ -231,7 +231,7 @@ class PoppedQueues:
         process_queue.handled()
         # Acknowledges even if the queue is revoked, because the receipt handle belongs to this consumer.
         topic = process_queue.queue.topic
-        if _is_visible_again(message):
+        if is_visible_again(message):
             log.warning(
                 "handler took more than the invisible duration: %s; the broker redelivers it (result: %s)",
                 failed_attempt(message),
@@ -268,7 +268,8 @@ def retry_after(message: MessageExt, max_reconsume_times: int, now: float) -> in
     return next((seconds for seconds in RETRY_AFTER_S if seconds > age_s), RETRY_AFTER_S[-1])
 
 
-def _is_visible_again(message: MessageExt) -> bool:
+def is_visible_again(message: MessageExt) -> bool:
+    """Returns whether the invisible duration of a popped message has ended."""
     try:
         handle = handle_of(message)
     except IllegalMessage:
@@ -276,11 +277,11 @@ def _is_visible_again(message: MessageExt) -> bool:
     return clock.time() * 1000 >= handle.pop_time + handle.invisible_time
 
 
-def _in_time(handler: MessageHandler) -> MessageHandler:
+def in_time(handler: MessageHandler) -> MessageHandler:
     """Wraps a handler. Raises if the invisible duration has ended: another consumer may have the message."""
 
     def check(message: MessageExt) -> None:
-        if _is_visible_again(message):
+        if is_visible_again(message):
             raise ClientError("it waited longer than its invisible time")
 
     async def handle_in_task(message: MessageExt) -> None:

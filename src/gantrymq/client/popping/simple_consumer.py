@@ -14,24 +14,27 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
-from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.options import ConsumerOptions
-from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_for_brokers
-from gantrymq.client.failover import is_role_change
 from gantrymq.client.middleware import ReceiveContext, around_receives
 from gantrymq.client.options import option, takes
+from gantrymq.client.popping.poll_rotation import (
+    ANSWER_MS,
+    BUSY_DELAY_S,
+    INVISIBLE_S,
+    MAX_MESSAGES,
+    PAUSE_S,
+    RECEIVE_TIMEOUT_S,
+    PollRotation,
+    Target,
+)
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import (
     BrokerError,
-    BrokerUnavailable,
     ClientError,
     GantryError,
     NoRouteInfo,
-    ProtocolError,
-    RemotingError,
-    RequestTimeout,
 )
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, EXPRESSION_TAG, ConsumerData
@@ -40,31 +43,10 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import Connection, RequestHandler
-from gantrymq.system import clock, randomness
 from gantrymq.system.clock import now_ms
 from gantrymq.times import duration_ms, duration_s
 
 log = peer_log(__name__)
-
-#: Largest number of messages of one pop (`PopMessageProcessor`).
-MAX_MESSAGES = 32
-#: Default invisible duration, in seconds.
-INVISIBLE_S = 60.0
-#: Default timeout of `receive`, in seconds.
-RECEIVE_TIMEOUT_S = 15.0
-#: Longest wait for messages of one topic on one broker if there are several such targets, ms.
-_TURN_MS = 1000
-#: Brokers check once a second whether a wait has timed out. The wait at a broker therefore ends this much earlier, ms.
-_LATE_MS = 300
-#: For the rest of the time, the client polls with this pause, s.
-_PAUSE_S = 0.1
-#: Time that a call may take in addition to its wait for messages: for one request, ms, and for a whole `receive`, s.
-_ANSWER_MS = 1150
-_GRACE_S = 0.9
-#: Longest wait for a new route if no broker accepts requests, s.
-_ROUTE_CHANGE_S = 1.0
-#: Pause after POLLING_FULL: too many requests wait at the broker, s.
-_BUSY_DELAY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +89,7 @@ class SimpleConsumer(GroupConsumer):
         super().__init__(options)
         self._client: ClientInstance | None = None
         self._answers = self._new_answers()
-        self._turn = randomness.randrange(1 << 30)
+        self._rotation: PollRotation | None = None
 
     async def _open(self, stack: AsyncExitStack) -> None:
         data = ConsumerData(
@@ -122,11 +104,12 @@ class SimpleConsumer(GroupConsumer):
         client = self._client = self._connect(data, handlers)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         stack.push_async_callback(self._answers.stop)
+        self._rotation = PollRotation(client, self._check_open, self._targets)
         client.start()
         await introduce(client, self._wire_group, list(self._subscriptions.values()), shares_queues=False)
 
     def _forget(self) -> None:
-        self._client = None
+        self._client = self._rotation = None
         self._answers = self._new_answers()
 
     def _new_answers(self) -> Tasks:
@@ -159,78 +142,22 @@ class SimpleConsumer(GroupConsumer):
             BrokerError: A broker rejects the request.
             RemotingError: No broker is reachable in this time.
         """
-        client = self._started()
+        client, rotation = self._started(), self._rotation
+        assert rotation is not None
         if not 1 <= max_messages <= MAX_MESSAGES:
             raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
         invisible_ms = duration_ms("invisible_time", invisible_time)
         timeout_s = duration_s("timeout", timeout)
-        deadline = clock.monotonic() + timeout_s
+        api = PopApi(client, self._wire_group, self._options.max_body_size)
 
         async def receive(context: ReceiveContext) -> list[MessageExt]:
-            try:
-                async with asyncio.timeout(timeout_s + _GRACE_S):
-                    messages = await self._receive(client, max_messages, invisible_ms, deadline)
-            except TimeoutError:
-                asked = ";".join(client.routes.name_servers)
-                raise RequestTimeout(f"no broker or NameServer answered in {timeout_s:g} s", asked) from None
-            # Bodies beyond the limit for large bodies are decompressed when they are read.
-            await make_ready(messages)
-            return messages
+            return await rotation.receive(
+                lambda target, poll_ms: self._pop(api, target, max_messages, invisible_ms, poll_ms), timeout_s
+            )
 
         return await (around_receives(self._options.middleware, receive) or receive)(self._receive_context(client))
-
-    async def _receive(
-        self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float
-    ) -> list[MessageExt]:
-        api = PopApi(client, self._wire_group, self._options.max_body_size)
-        targets = await self._targets(client)
-        # Polls each target once without waiting, then long-polls the targets round robin.
-        asked = 0
-        short_polls = ShortPolls()
-        while True:
-            target = topic, broker_name = targets[self._turn % len(targets)]
-            self._turn += 1
-            left_ms = max(0, round(1000 * (deadline - clock.monotonic())))
-            poll_ms = 0 if asked < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TURN_MS)
-            poll_ms = max(poll_ms - _LATE_MS, 0)
-            began = clock.monotonic()
-            try:
-                messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
-            except (RemotingError, BrokerUnavailable, ProtocolError, BrokerError) as e:
-                self._check_open()
-                if isinstance(e, BrokerError) and not is_role_change(e):
-                    raise
-                targets.remove(target)
-                if targets:
-                    client.report_failure(topic, e)
-                elif await self._has_moved(client, topic, broker_name, e, deadline):
-                    targets = await self._targets(client)
-                else:
-                    raise
-                client.failure_log.report(f"can't receive from topic {topic} on broker {broker_name}", e)
-                continue
-            asked += 1
-            if messages or (asked >= len(targets) and clock.monotonic() >= deadline):
-                return messages
-            if asked >= len(targets):
-                pause_s = short_polls.pause(False, clock.monotonic() - began) if poll_ms else _PAUSE_S
-                await asyncio.sleep(min(pause_s, left_ms / 1000))
-
-    async def _has_moved(
-        self, client: ClientInstance, topic: str, broker_name: str, error: GantryError, deadline: float
-    ) -> bool:
-        """Returns whether the topic's route has changed since the failed request, or changes within a second."""
-        route, left_s = client.routes.cached(topic), deadline - clock.monotonic()
-        if left_s <= 0:
-            client.report_failure(topic, error)
-            return False
-        refused_by = error.address if isinstance(error, BrokerError) else None
-        if refused_by not in (None, client.routes.master_address(broker_name)):
-            return True
-        await client.recover(topic, broker_name, error, min(left_s, _ROUTE_CHANGE_S))
-        return client.routes.cached(topic) is not route
 
     async def ack(self, message: MessageExt) -> None:
         """Acknowledges a message: it is consumed. Raises BrokerError if its invisible duration has ended."""
@@ -259,9 +186,10 @@ class SimpleConsumer(GroupConsumer):
             client.report_failure(topic, e)
             raise
 
-    async def _targets(self, client: ClientInstance) -> list[tuple[str, str]]:
-        """Returns (topic, broker name) of all brokers that may have messages."""
-        targets: list[tuple[str, str]] = []
+    async def _targets(self) -> list[Target]:
+        """Returns all brokers that may have messages of a subscribed topic."""
+        client = self._started()
+        targets: list[Target] = []
         missing: NoRouteInfo | None = None
         for topic in list(self._subscriptions):
             try:
@@ -273,15 +201,16 @@ class SimpleConsumer(GroupConsumer):
         if not targets:
             raise missing or NoRouteInfo(", ".join(self._subscriptions), client.routes.name_servers)
         try:
-            async with asyncio.timeout(_PAUSE_S):
+            async with asyncio.timeout(PAUSE_S):
                 await client.greet_new_brokers()
         except TimeoutError:
             pass  # The heartbeats continue: a silent broker must not delay the others.
         return targets
 
     async def _pop(
-        self, api: PopApi, topic: str, broker_name: str, max_messages: int, invisible_ms: int, poll_ms: int
+        self, api: PopApi, target: Target, max_messages: int, invisible_ms: int, poll_ms: int
     ) -> list[MessageExt]:
+        topic, broker_name = target
         subscription = self._subscriptions.get(topic)
         if subscription is None:
             return []
@@ -300,11 +229,11 @@ class SimpleConsumer(GroupConsumer):
             bname=broker_name,
         )
         try:
-            popped = await api.pop(broker_name, header, _ANSWER_MS)
+            popped = await api.pop(broker_name, header, ANSWER_MS)
         except BrokerError as e:
             if e.code != ResponseCode.POLLING_FULL:
                 raise
-            await asyncio.sleep(_BUSY_DELAY_S)
+            await asyncio.sleep(BUSY_DELAY_S)
             return []
         messages = popped
         if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:

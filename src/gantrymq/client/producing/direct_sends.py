@@ -19,7 +19,7 @@ from gantrymq.client.producing.send_command import send_frame
 from gantrymq.client.producing.sender import Sender
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.protocol.properties import DEDUPLICATE_ID, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED
+from gantrymq.protocol.properties import DEDUPLICATE_ID, LITE_TOPIC, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.responses import LARGE_BODY
@@ -29,7 +29,7 @@ from gantrymq.system.clock import monotonic, now_ms
 MAX_TOPICS = 1024
 
 #: Messages with one of these properties need the sender: another request code, another header, or a certain queue.
-_SPECIAL = frozenset({DEDUPLICATE_ID, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED})
+_SPECIAL = frozenset({DEDUPLICATE_ID, LITE_TOPIC, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED})
 #: Creates a NamedTuple in half the time of its own constructor.
 _new = tuple.__new__
 

@@ -17,6 +17,7 @@ from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.properties import (
     DELAY_TIME_LEVEL,
     INSTANCE_ID,
+    LITE_TOPIC,
     MAX_PROPERTIES_LENGTH,
     MAX_RECONSUME_TIMES,
     MESSAGE_TYPE,
@@ -40,12 +41,14 @@ COMPRESS_IN_THREAD_OVER = 128 * 1024
 REPLY_TYPE = "reply"
 #: Error text for messages that `may_be_batched` rejects.
 NOT_IN_A_BATCH = (
-    "delayed messages, those of transactions, those with a priority, replies and those to retry topics go alone, in no "
-    "batch"
+    "delayed messages, those of transactions, those with a priority or a lite topic, replies and those to retry topics "
+    "go alone, in no batch"
 )
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
+#: A message with one of these properties is in no batch.
+_ALONE = frozenset({TRANSACTION_PREPARED, PRIORITY, LITE_TOPIC})
 #: A message with one of these properties is encoded and checked individually, even in a batch.
-_ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, *DELAYS]
+_ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, LITE_TOPIC, *DELAYS]
 
 
 #: Creates a NamedTuple in half the time of its own constructor.
@@ -247,14 +250,15 @@ def not_strings(properties: dict[Any, Any]) -> str:
 def may_be_batched(message: Message) -> bool:
     """Returns whether `message` can be part of a batch (`DefaultMQProducer.canBatch`).
 
-    Delayed messages, half messages, messages with a priority, replies and messages to a retry topic cannot be.
+    Delayed messages, half messages, messages with a priority or a lite topic, replies and messages to a retry topic
+    cannot be.
     """
     properties = message.properties
     if isinstance(message.topic, str) and message.topic.startswith(RETRY_TOPIC_PREFIX):
         return False
     if not properties:
         return True
-    if TRANSACTION_PREPARED in properties or PRIORITY in properties or properties.get(MESSAGE_TYPE) == REPLY_TYPE:
+    if not _ALONE.isdisjoint(properties) or properties.get(MESSAGE_TYPE) == REPLY_TYPE:
         return False
     return all(properties.get(name, "0") == "0" for name in DELAYS)
 

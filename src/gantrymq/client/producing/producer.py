@@ -24,7 +24,7 @@ from gantrymq.client.producing.direct_sends import DirectSends
 from gantrymq.client.producing.enqueued_sends import EnqueuedSend, EnqueuedSends
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
 from gantrymq.client.producing.options import ProducerOptions
-from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
+from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash, queue_of_lite_topic
 from gantrymq.client.producing.request_reply import Requests, reply_topic
 from gantrymq.client.producing.send_attempt import SendAttempt, first_look
 from gantrymq.client.producing.sender import MIN_TRY_MS, MOVING_S, Sender
@@ -59,8 +59,8 @@ from gantrymq.times import duration_ms
 log = peer_log(__name__)
 
 #: The properties that select the queue of a message. They are constants here, because each send looks for them.
-SHARDING_KEY, DEDUPLICATE_ID = names.SHARDING_KEY, names.DEDUPLICATE_ID
-SELECTING = frozenset((SHARDING_KEY, DEDUPLICATE_ID))
+SHARDING_KEY, DEDUPLICATE_ID, LITE_TOPIC = names.SHARDING_KEY, names.DEDUPLICATE_ID, names.LITE_TOPIC
+SELECTING = frozenset((SHARDING_KEY, DEDUPLICATE_ID, LITE_TOPIC))
 
 #: Default timeout of a call, in seconds.
 TIMEOUT_S = TIMEOUT_MS / 1000
@@ -168,10 +168,10 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores `message` in a broker.
 
-        The client uses the queues of the topic in turn. If the message has a `sharding_key`, its hash code selects the
-        queue, otherwise that of its `deduplicate_id`. A send to a selected queue is never retried on another broker. It
-        is retried while the broker's master changes. With a `deduplicate_id`, it is also retried if the connection is
-        lost.
+        The client uses the queues of the topic in turn. If the message has a `lite_topic`, its hash code selects the
+        queue, otherwise that of its `sharding_key` or `deduplicate_id`. A send to a selected queue is never retried on
+        another broker. It is retried while the broker's master changes. With a `deduplicate_id`, it is also retried if
+        the connection is lost.
 
         Args:
             message: Message to send.
@@ -191,8 +191,8 @@ class Producer(Lifecycle):
                 not return the result of its `call`.
             NoRouteInfo: The topic has no route.
             RouteNotReady: A NameServer has just started, and the topic's route is incomplete. Raised only with
-                `select`, a `sharding_key` or a `deduplicate_id`, which could select another queue than with the
-                complete route.
+                `select`, a `lite_topic`, a `sharding_key` or a `deduplicate_id`, which could select another queue than
+                with the complete route.
             BrokerUnavailable: No broker of the topic has a master at present.
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
@@ -268,7 +268,9 @@ class Producer(Lifecycle):
         """Sends one message without the middleware. Also works while the producer closes, for traces."""
         topic = self._topic(message, queue)
         encoded = self._encoder.encode(topic, message, message.properties)
-        if (own := message.properties) and (DEDUPLICATE_ID in own or (queue is None and SHARDING_KEY in own)):
+        if (own := message.properties) and (
+            DEDUPLICATE_ID in own or (queue is None and (SHARDING_KEY in own or LITE_TOPIC in own))
+        ):
             return self._send_by_key([message], encoded, timeout_ms, queue)
         return self._send_encoded(encoded, timeout_ms, queue)
 
@@ -319,8 +321,8 @@ class Producer(Lifecycle):
         Raises:
             ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
-                messages with a priority and those to retry topics. Middleware can cause this error, too, if it adds a
-                delay or a priority.
+                messages with a priority or a lite topic, and those to retry topics. Middleware can cause this error,
+                too, if it adds a delay, a priority or a lite topic.
         """
         timeout_ms = TIMEOUT_MS if timeout is TIMEOUT_S else _timeout_ms(timeout)
         batches = self._batches
@@ -548,7 +550,7 @@ class Producer(Lifecycle):
     async def _send_by_key(
         self, messages: Sequence[Message], encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Sends to `queue`, or to the queue of the sharding keys or ids. The timeout includes the search for the queue.
+        """Sends to `queue`, or to the queue of the lite topic, sharding keys or ids. The timeout includes the search.
 
         If all messages have ids, repeats the send after a lost connection. If a message was stored before, the result
         has the unique key of the stored message.
@@ -656,10 +658,12 @@ class Producer(Lifecycle):
         return queue
 
     async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
-        """Returns the queue of the sharding keys or ids, or None without them.
+        """Returns the queue of the lite topic, of the sharding keys or of the ids; None without them.
 
         Raises ClientError if the keys select several queues or, without keys, the ids select several brokers.
         """
+        if lite_topic := messages[0].lite_topic:
+            return queue_of_lite_topic(lite_topic, await self._queues(messages[0].topic, timeout_ms))
         keys = {key for message in messages if (key := message.sharding_key)}
         ids = [] if keys else [own for message in messages if (own := message.deduplicate_id)]
         if not keys and not ids:

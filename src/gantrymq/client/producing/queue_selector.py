@@ -17,6 +17,10 @@ from gantrymq.system import randomness
 QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 
+_MULTIPLIER = 2862933555777941757
+_U64 = (1 << 64) - 1
+
+
 def select_by_hash(key: Any) -> QueueSelector:
     """Returns a selector by the hash code of `key`, as Java's SelectMessageQueueByHash.
 
@@ -36,6 +40,27 @@ def select_by_hash(key: Any) -> QueueSelector:
 def queue_by_hash(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     """Returns the queue for messages with the sharding key or deduplication id `key`."""
     return _at(queues, string_hash_code(key))
+
+
+def queue_of_lite_topic(lite_topic: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Returns the queue for messages of a lite topic, the same one as with the proxies of this project and of Java."""
+    return sorted(queues)[consistent_hash(string_hash_code(lite_topic), len(queues))]
+
+
+def consistent_hash(value: int, buckets: int) -> int:
+    """Returns a bucket from 0 to buckets-1. If `buckets` changes, most values keep their bucket.
+
+    Java's proxy uses the same hash, so a message group has the same queue with each proxy.
+    Source: com.google.common.hash.Hashing (consistentHash).
+    """
+    state = value & _U64
+    candidate = 0
+    while True:
+        state = (state * _MULTIPLIER + 1) & _U64
+        following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
+        if following >= buckets:
+            return candidate
+        candidate = following
 
 
 def _at(queues: Sequence[MessageQueue], hash_code: int) -> MessageQueue:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
+from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.stats import OffsetWrapper, TopicOffset
 from gantrymq.protocol.java import Int64
+from gantrymq.times import MAX_MS, timestamp_ms
 
 
 class LiteSubscriptionAction(StrEnum):
@@ -34,11 +37,68 @@ POLICY_MIN = 1
 POLICY_MAX = 2
 
 
-class OffsetOption(msgspec.Struct):
-    """Where a group begins to read a lite topic."""
+class OffsetOption(msgspec.Struct, frozen=True):
+    """Where a group continues to read a lite topic. Create it with one of the class methods."""
 
     type: OffsetOptionType = OffsetOptionType.POLICY
     value: Int64 = POLICY_LAST
+
+    @classmethod
+    def last_offset(cls) -> OffsetOption:
+        """The offset of the group."""
+        return cls(OffsetOptionType.POLICY, POLICY_LAST)
+
+    @classmethod
+    def min_offset(cls) -> OffsetOption:
+        """The first message of the lite topic."""
+        return cls(OffsetOptionType.POLICY, POLICY_MIN)
+
+    @classmethod
+    def max_offset(cls) -> OffsetOption:
+        """The end of the lite topic: only new messages."""
+        return cls(OffsetOptionType.POLICY, POLICY_MAX)
+
+    @classmethod
+    def of_offset(cls, offset: int) -> OffsetOption:
+        """An offset in the lite topic.
+
+        Args:
+            offset: Offset of the next message, 0 or more.
+
+        Raises:
+            ClientError: The offset is invalid.
+        """
+        return cls(OffsetOptionType.OFFSET, _whole("offset", offset))
+
+    @classmethod
+    def of_tail_n(cls, tail_n: int) -> OffsetOption:
+        """A number of messages before the offset of the group.
+
+        Args:
+            tail_n: Number of messages, 0 or more.
+
+        Raises:
+            ClientError: The number is invalid.
+        """
+        return cls(OffsetOptionType.TAIL_N, _whole("tail_n", tail_n))
+
+    @classmethod
+    def of_timestamp(cls, timestamp: datetime | int) -> OffsetOption:
+        """The first message that was stored at a time or later.
+
+        Args:
+            timestamp: A datetime with a time zone, or milliseconds since the epoch.
+
+        Raises:
+            ClientError: The time is invalid.
+        """
+        return cls(OffsetOptionType.TIMESTAMP, timestamp_ms("timestamp", timestamp))
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_MS:
+        raise ClientError(f"{name}={value!r}: must be a whole number, 0 or more")
+    return value
 
 
 class LiteSubscription(msgspec.Struct, rename="camel"):

@@ -19,9 +19,8 @@ from gantrymq.protocol.headers.pop import (
     PopMessageRequestHeader,
 )
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
-from gantrymq.protocol.lite_topic import LITE_TOPIC
 from gantrymq.protocol.message import MessageExt
-from gantrymq.protocol.properties import POP_CK
+from gantrymq.protocol.properties import LITE_TOPIC, POP_CK
 from gantrymq.protocol.receipt_handle import ReceiptHandle, real_topic
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.consumer.handle import Handle

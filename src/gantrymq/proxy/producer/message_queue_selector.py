@@ -1,6 +1,6 @@
 """Selection of the queue for a message: by its message group or deduplication id, or round robin.
 
-Sources: proxy/service/route/MessageQueueSelector, com.google.common.hash.Hashing (consistentHash).
+Source: proxy/service/route/MessageQueueSelector.
 """
 
 from __future__ import annotations
@@ -8,31 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from gantrymq.client.producing.queue_selector import consistent_hash
 from gantrymq.client.routes import write_queues
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.system import randomness
 
-_MULTIPLIER = 2862933555777941757
-_U64 = (1 << 64) - 1
 #: Largest number of topics whose queues are cached.
 _MOST_TOPICS = 20_000
-
-
-def consistent_hash(value: int, buckets: int) -> int:
-    """Returns a bucket from 0 to buckets-1. If `buckets` changes, most values keep their bucket.
-
-    Java's proxy uses the same hash, so a message group has the same queue with each proxy.
-    """
-    state = value & _U64
-    candidate = 0
-    while True:
-        state = (state * _MULTIPLIER + 1) & _U64
-        following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
-        if following >= buckets:
-            return candidate
-        candidate = following
 
 
 class MessageQueueSelector:
