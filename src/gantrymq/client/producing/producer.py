@@ -197,13 +197,14 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
         """
-        timeout_ms = _timeout_ms(timeout)
-        if self._direct is not None and queue is None and select is None:
+        timeout_ms = TIMEOUT_MS if timeout is TIMEOUT_S else _timeout_ms(timeout)
+        direct = self._direct
+        if direct is not None and queue is None and select is None:
             self._check_open()
-            attempt = self._direct.begin(message, timeout_ms)
+            attempt = direct.begin(message, timeout_ms)
             if attempt is not None:
                 # Written out here, because each nested coroutine costs 0.2 us per message.
-                sender = self._direct.sender
+                sender = direct.sender
                 result: SendResult | RemotingCommand | None
                 try:
                     result = await attempt.future
@@ -213,7 +214,8 @@ class Producer(Lifecycle):
                     sender.cancelled(attempt)
                     raise
                 if type(result) is SendResult:
-                    sender.stored(attempt)
+                    if attempt.fault is not None:
+                        sender.stored(attempt)
                     return result
                 return await sender.send_after(attempt)
         if select is not None:

@@ -13,6 +13,7 @@ from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import UNIQUE_KEY_PAIR
 from gantrymq.protocol.send_response import decode_send_response, decode_trace
 from gantrymq.remoting.connection import Connection, FirstLook
 
@@ -26,7 +27,9 @@ class SendAttempt(NamedTuple):
 
     Attributes:
         future: Gets a SendResult if the response has the usual form, any other response as it is, or an error.
-        encoded: Message of the request.
+        msg_id: Id of the message.
+        body: Body of the message.
+        properties: Its encoded properties. Empty if it has only its id.
         queue: Queue of the request.
         connection: Connection to the master of the queue.
         opaque: Opaque number of the request.
@@ -38,7 +41,9 @@ class SendAttempt(NamedTuple):
     """
 
     future: asyncio.Future[SendResult | RemotingCommand]
-    encoded: EncodedMessage
+    msg_id: str
+    body: bytes
+    properties: bytes
     queue: MessageQueue
     connection: Connection
     opaque: int
@@ -47,6 +52,12 @@ class SendAttempt(NamedTuple):
     began: float
     timeout_ms: int
     send_timeout_ms: int
+
+    @property
+    def encoded(self) -> EncodedMessage:
+        """The message of the request."""
+        properties = self.properties or UNIQUE_KEY_PAIR % self.msg_id.encode()
+        return EncodedMessage(self.queue.topic, self.body, properties, 0, 0, False, self.msg_id)
 
     def done(self) -> bool:
         return self.future.done()
@@ -61,11 +72,10 @@ class SendAttempt(NamedTuple):
     def result(self, answer: tuple[str, int, str | None, str, bool]) -> SendResult:
         """Returns the result of a send with this response."""
         offset_msg_id, queue_offset, transaction_id, region_id, trace_on = answer
-        msg_id = self.encoded.msg_id
-        status = SendStatus.SEND_OK
+        status, msg_id, queue = SendStatus.SEND_OK, self.msg_id, self.queue
         return _new(
             SendResult,
-            (status, msg_id, self.queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on, None),
+            (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on, None),
         )
 
 
