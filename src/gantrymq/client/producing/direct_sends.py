@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gantrymq.client.producing.message_encoder import Encoder
 from gantrymq.client.producing.publish_info import TopicPublishInfo
-from gantrymq.client.producing.send_attempt import SendAttempt
+from gantrymq.client.producing.send_attempt import Outcome, SendAttempt
 from gantrymq.client.producing.send_command import plain_frame, send_frame
 from gantrymq.client.producing.sender import Sender
 from gantrymq.protocol.message import Message, MessageQueue
@@ -59,13 +59,16 @@ class DirectSends:
         self._faults = sender.faults
         self._encoder = encoder
         self._routes = sender.client.routes
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._topics: dict[tuple[str, int], _Topic] = {}
         self._largest = min(encoder.largest_uncompressed, LARGE_BODY)
         self._largest_plain = min(self._largest, encoder.max_message_size)
 
-    def begin(self, message: Message, timeout_ms: int) -> SendAttempt | None:
-        """Writes the request of the first attempt. Returns None if the send is not ordinary. Raises IllegalMessage."""
+    def begin(self, message: Message, timeout_ms: int, outcome: Outcome) -> SendAttempt | None:
+        """Writes the request of the first attempt, and passes its outcome to `outcome`.
+
+        Returns None if the send is not ordinary. Raises IllegalMessage.
+        """
         topic, body, properties = message.topic, message.body, message.properties
         known = self._topics.get((topic, timeout_ms))
         if known is None or known[0] != self._routes.changes:
@@ -108,7 +111,7 @@ class DirectSends:
         attempt = _new(
             SendAttempt,
             (
-                self._loop.create_future(),
+                outcome,
                 msg_id,
                 body,
                 own_properties,

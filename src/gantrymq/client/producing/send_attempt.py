@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.latency_fault import FaultItem
@@ -22,11 +21,20 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 _new = tuple.__new__
 
 
+class Outcome(Protocol):
+    """Receives what an attempt ended with: an asyncio future, or an object that needs no event-loop iteration."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: SendResult | RemotingCommand, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+    def result(self) -> SendResult | RemotingCommand: ...
+
+
 class SendAttempt(NamedTuple):
     """The first attempt of a send. Receives the response while its read is handled (`pending_requests.Waiting`).
 
     Attributes:
-        future: Gets a SendResult if the response has the usual form, any other response as it is, or an error.
+        outcome: Gets a SendResult if the response has the usual form, any other response as it is, or an error.
         msg_id: Id of the message.
         body: Body of the message.
         properties: Its encoded properties. Empty if it has only its id.
@@ -40,7 +48,7 @@ class SendAttempt(NamedTuple):
         send_timeout_ms: Timeout of all attempts together.
     """
 
-    future: asyncio.Future[SendResult | RemotingCommand]
+    outcome: Outcome
     msg_id: str
     body: bytes
     properties: bytes
@@ -60,14 +68,14 @@ class SendAttempt(NamedTuple):
         return EncodedMessage(self.queue.topic, self.body, properties, 0, 0, False, self.msg_id)
 
     def done(self) -> bool:
-        return self.future.done()
+        return self.outcome.done()
 
     def set_result(self, response: RemotingCommand, /) -> None:
         answer = decode_send_response(response, self.queue.queue_id) if response.code == _SUCCESS else None
-        self.future.set_result(response if answer is None else self.result(answer))
+        self.outcome.set_result(response if answer is None else self.result(answer))
 
     def set_exception(self, exception: Exception, /) -> None:
-        self.future.set_exception(exception)
+        self.outcome.set_exception(exception)
 
     def result(self, answer: tuple[str, int, str | None, str, bool]) -> SendResult:
         """Returns the result of a send with this response."""
@@ -93,7 +101,7 @@ def _take_responses(connection: Connection, data: bytes) -> tuple[int, bytes]:
             # The connection decodes this response and the rest of the read.
             break
         pending.discard(opaque)
-        if not attempt.future.done():
-            attempt.future.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
+        if not attempt.outcome.done():
+            attempt.outcome.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
         handled = end
     return handled, b""
