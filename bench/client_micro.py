@@ -4,7 +4,8 @@
 
 A real producer sends to a transport that responds like a broker, in the next iteration of the loop. The time to make
 the responses is not counted. The figures are the best and the median of the repetitions, in CPU time of this thread.
-Other programs affect them only through the CPU caches.
+For push consumers and `SyncProducer`, they are the CPU time of all threads. Other programs affect them only through the
+CPU caches and, with several threads, through the order in which the threads run.
 """
 
 from __future__ import annotations
@@ -163,10 +164,10 @@ async def run(body: bytes, repeat: int) -> None:
             assert all(future.done() for future in futures)
 
         for name, work, workers, count, messages, answering in (
-            ("send, 32 under way", send, 32, 40, 1, peer),
-            ("send, 1 under way", send, 1, 600, 1, peer),
-            ("send with keys and tags, 32 under way", send_with_keys, 32, 40, 1, peer),
-            (f"send_batch of {BATCH}, 8 under way", send_batch, 8, 20, BATCH, peer),
+            ("send, 32 in flight", send, 32, 40, 1, peer),
+            ("send, 1 in flight", send, 1, 600, 1, peer),
+            ("send with keys and tags, 32 in flight", send_with_keys, 32, 40, 1, peer),
+            (f"send_batch of {BATCH}, 8 in flight", send_batch, 8, 20, BATCH, peer),
             ("enqueue, with linger", enqueue, 1, 4000, 1, batching_peer),
         ):
 

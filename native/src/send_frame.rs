@@ -61,6 +61,20 @@ impl Parts<'_> {
     }
 }
 
+/// The name of the property with a message's id, and its separators.
+const UNIQUE_KEY: &str = "UNIQ_KEY\x01";
+const END: &str = "\x02";
+
+/// Returns the encoded property with the id that consists of `head` and the number in four digits.
+pub fn unique_key_property(head: &str, number: u16) -> String {
+    format!("{UNIQUE_KEY}{head}{number:04X}{END}")
+}
+
+/// Returns the id in the result of `unique_key_property`.
+pub fn id_of(property: &str) -> &str {
+    &property[UNIQUE_KEY.len()..property.len() - END.len()]
+}
+
 struct Out<'a> {
     bytes: &'a mut [u8],
     at: usize,
@@ -93,6 +107,13 @@ mod tests {
         wanted.extend_from_slice(ext);
         wanted.extend_from_slice(b"body");
         assert_eq!(frame, wanted);
+    }
+
+    #[test]
+    fn an_id_is_in_its_property() {
+        let property = unique_key_property("7F00", 0xAB);
+        assert_eq!(property, "UNIQ_KEY\x017F0000AB\x02");
+        assert_eq!(id_of(&property), "7F0000AB");
     }
 
     #[test]

@@ -22,7 +22,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendResult
@@ -51,7 +51,15 @@ log = peer_log(__name__)
 AFTER_FORK = "this client was started before a fork: make a new one in the child"
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound="type[_Sync]")
+
+
+class _Pending(Protocol[T_co]):
+    """A future that one thread waits for."""
+
+    def result(self) -> T_co: ...
+    def cancel(self) -> bool: ...
 
 
 def _documented_by(asynchronous: type) -> Callable[[S], S]:
@@ -158,7 +166,7 @@ class _Sync:
             raise
         return self._result_of(future)
 
-    def _result_of(self, future: Future[T]) -> T:
+    def _result_of(self, future: _Pending[T]) -> T:
         """Blocks until `future` is done, and returns its result or raises its error. Cancels it on Ctrl-C."""
         try:
             return future.result()

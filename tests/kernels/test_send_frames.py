@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.client.producing.send_command import constant_fields, send_command, send_frame
+from gantrymq.client.producing.send_command import constant_fields, plain_frame, send_command, send_frame
 from gantrymq.kernels import native
 from gantrymq.protocol.command import SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.send_response import SendResponses, decode_send_response
 
@@ -31,6 +32,22 @@ def test_a_request_is_that_of_a_command(opaque: int, born: int, properties: byte
     command = send_command("group", QUEUE, body, properties, born)
     command.opaque = opaque
     assert send_frame(before, after, opaque, born, properties, body) == command.encode()
+
+
+@given(
+    opaque=st.integers(0, 2**31 - 1),
+    born=st.integers(0, 2**62),
+    head=st.sampled_from(["", "7F000001000000000000000000AB"]),
+    number=st.integers(0, 0xFFFF),
+    body=st.binary(max_size=300),
+)
+def test_a_plain_request_has_the_id_as_its_property(
+    opaque: int, born: int, head: str, number: int, body: bytes
+) -> None:
+    before, after = constant_fields("group", QUEUE, "TBW102", 4, False, 0, False, 0, None, 3000)
+    frame, msg_id = plain_frame(before, after, opaque, born, head, number, body)
+    assert msg_id == f"{head}{number:04X}"
+    assert frame == send_frame(before, after, opaque, born, encode_properties({"UNIQ_KEY": msg_id}), body)
 
 
 @given(

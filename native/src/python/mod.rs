@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 
 /// Increases when a function is added or its meaning changes. `gantrymq.kernels` accepts only the version that it
 /// needs.
-const INTERFACE: u32 = 19;
+const INTERFACE: u32 = 20;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -38,6 +38,7 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(slices::record_slices, module)?)?;
     module.add_function(wrap_pyfunction!(pulled::pulled_records, module)?)?;
     module.add_function(wrap_pyfunction!(plain_batch::plain_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(send_frame::plain_frame, module)?)?;
     module.add_function(wrap_pyfunction!(send_frame::send_frame, module)?)?;
     module.add_function(wrap_pyfunction!(send_responses::send_responses, module)?)?;
     module.add_function(wrap_pyfunction!(units::units_with, module)?)

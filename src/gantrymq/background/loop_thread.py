@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.background.thread import SupervisedThread
@@ -21,6 +21,19 @@ log = peer_log(__name__)
 CANCEL_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Watched(Protocol[T_contra]):
+    """The part of `concurrent.futures.Future` that LoopThread needs."""
+
+    def cancel(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def done(self) -> bool: ...
+    def set_running_or_notify_cancel(self) -> bool: ...
+    def set_result(self, result: T_contra, /) -> None: ...
+    def set_exception(self, exception: BaseException | None, /) -> None: ...
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
 
 
 class LoopThread:
@@ -38,7 +51,7 @@ class LoopThread:
         self._loop = new_event_loop()
         self._thread = SupervisedThread(name, self._run, self._died)
         #: Futures of submitted work that has not ended.
-        self._futures: dict[Future[Any], None] = {}
+        self._futures: dict[Watched[Any], None] = {}
         #: True after the loop has stopped. New work is then rejected.
         self._is_over = False
         self._stopping: asyncio.Task[None] | None = None
@@ -70,7 +83,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self.begin, work, future)
         return future
 
-    def watch(self, future: Future[Any]) -> None:
+    def watch(self, future: Watched[Any]) -> None:
         """Cancels `future` when the loop stops, and fails it with ThreadDied if the thread dies. Raises ThreadDied."""
         with self._lock:
             self._check_alive()
@@ -89,7 +102,7 @@ class LoopThread:
         if self._is_over:
             raise ThreadDied(f"the thread {self._name} has ended")
 
-    def _forget(self, future: Future[Any]) -> None:
+    def _forget(self, future: Watched[Any]) -> None:
         self._futures.pop(future, None)
 
     def stop(self) -> None:
@@ -135,13 +148,13 @@ class LoopThread:
             # Runs one iteration later, so that results of ended work are delivered first.
             self._loop.call_soon(self._loop.stop)
 
-    def begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+    def begin(self, work: Coroutine[Any, Any, T], future: Watched[T]) -> None:
         """Starts `work` for a submitted or watched future. Must be called in the loop."""
         task = self._loop.create_task(work)
         task.add_done_callback(partial(self._hand_over, future))
         future.add_done_callback(partial(self._given_up, task))
 
-    def _hand_over(self, future: Future[T], task: asyncio.Task[T]) -> None:
+    def _hand_over(self, future: Watched[T], task: asyncio.Task[T]) -> None:
         self._futures.pop(future, None)
         if task.cancelled():
             future.cancel()
@@ -152,7 +165,7 @@ class LoopThread:
         else:
             future.set_result(task.result())
 
-    def _given_up(self, task: asyncio.Task[T], future: Future[T]) -> None:
+    def _given_up(self, task: asyncio.Task[T], future: Watched[T]) -> None:
         """Cancels the task after its future was cancelled."""
         if future.cancelled() and not task.done():
             self._loop.call_soon_threadsafe(task.cancel)

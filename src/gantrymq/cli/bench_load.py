@@ -90,7 +90,7 @@ async def _send(producer: Producer, sends: Sends, interval_s: float) -> dict[str
 
     async def request(count: int) -> SendResult:
         if sends.batch == 1:
-            return await producer.send_alone(sends.message(body))
+            return await producer.send(sends.message(body))
         return await producer.send_batch([sends.message(body) for _ in range(count)])
 
     async def work() -> None:

@@ -145,6 +145,8 @@ class Routes:
         self._use(name_servers)
         self._routes: dict[str, TopicRouteData] = {}
         self._brokers: dict[str, dict[int, str]] = {}
+        #: Number of changes of the cached routes.
+        self.changes = 0
         #: Address of the master of each broker that has left all cached routes, by broker name.
         self._former: dict[str, str] = {}
         self._finding: dict[tuple[str, int | None], asyncio.Task[TopicRouteData]] = {}
@@ -443,6 +445,7 @@ class Routes:
         # The newest route goes last, so that its addresses win.
         self._routes.pop(topic, None)
         self._routes[topic] = route
+        self.changes += 1
         before = self._brokers
         self._brokers = {b.broker_name: b.broker_addrs for kept in self._routes.values() for b in kept.broker_datas}
         self._keep_former(before)

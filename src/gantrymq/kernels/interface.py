@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: Version of this interface, as in `native/src/python/mod.rs`.
-INTERFACE = 19
+INTERFACE = 20
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -341,6 +341,23 @@ class Native(Protocol):
         The units start at `queue_offset`. The result has at most `most` records and `most_bytes` bytes, all of them
         before `end` in the log. `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of
         several records that are not adjacent. The call stops at a unit that does not point to a valid record.
+        """
+        ...
+
+    def plain_frame(
+        self,
+        before: bytes,
+        after: bytes,
+        opaque: int,
+        born_timestamp: int,
+        key_head: str,
+        key_number: int,
+        body: bytes,
+        /,
+    ) -> tuple[bytes, str]:
+        """Returns the frame of a request to send one message without own properties, and the id of the message.
+
+        `send_command.plain_frame` describes the arguments. Raises the errors of `send_frame`.
         """
         ...
 

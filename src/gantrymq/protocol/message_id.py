@@ -65,11 +65,15 @@ class UniqueKeys:
 
     def next(self) -> str:
         """Returns a key that no other message has."""
+        head, number = self.take(clock.now_ms())
+        return f"{head}{number:04X}"
+
+    def take(self, now_ms: int) -> tuple[str, int]:
+        """Returns the parts of a key that no other message has: a prefix, and the number in the last four digits."""
         number = next(self._count)
-        now_ms = clock.now_ms()
         if now_ms != self._last_ms or number >= self._end:
             self._set_head(now_ms, number)
-        return f"{self._head}{number & 0xFFFF:04X}"
+        return self._head, number & 0xFFFF
 
     def some(self, count: int) -> tuple[str, int]:
         """Returns the common prefix of up to 65,536 keys, and the number in the last four digits of the first key."""

@@ -456,7 +456,14 @@ class Connection(FlowControl):
 
     def send_frame(self, frame: bytes, opaque: int, timeout_ms: int, waiting: Waiting) -> None:
         """Works like `pass_request` for an encoded request. The connection must be writable and have no hooks."""
-        self._gather(frame, GATHER_LIMIT)
+        # The steps of `_gather`. A call costs 0.1 us.
+        gathered = self._gathered
+        if not gathered:
+            self._loop.call_soon(self._write_gathered)
+        gathered.append(frame)
+        self._gathered_bytes += len(frame)
+        if self._gathered_bytes >= GATHER_LIMIT:
+            self._write_gathered()
         if self._unanswered_since == inf:
             self._unanswered_since = monotonic()
         self._pending.add_waiting(opaque, self.address, timeout_ms, waiting)
@@ -537,7 +544,9 @@ class Connection(FlowControl):
     @property
     def is_writable(self) -> bool:
         """True if a request can be written now: the connection is open, and its write buffer is not full."""
-        return self._writable is None and not self.is_closed
+        # Written out, because each send needs it.
+        transport = self._transport
+        return self._writable is None and not (self._closing or transport is None or transport.is_closing())
 
     @property
     def is_closed(self) -> bool:

@@ -14,7 +14,7 @@ from wait_until import until
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendStatus
-from gantrymq.client.producing.cross_thread_sends import CrossThreadSends
+from gantrymq.client.producing.cross_thread_sends import CrossThreadSends, SendCall
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.sender import Sender
 from gantrymq.errors import BrokerError, ClientClosed, IllegalMessage, SendOutcomeUnknown
@@ -155,6 +155,47 @@ async def test_waiting_calls_are_sent_in_order() -> None:
             futures = [sends.add(Message("topic", b"%d" % n), TIMEOUT_S) for n in range(20)]
             free.set()
             for future in futures:
-                assert (await asyncio.wrap_future(future)).status is SendStatus.SEND_OK
+                assert (await asyncio.to_thread(future.result)).status is SendStatus.SEND_OK
             await asyncio.wrap_future(thread.submit(producer.close()))
     assert [sent.body for sent in broker.sent[1:]] == [b"%d" % n for n in range(20)]
+
+
+def test_the_first_outcome_of_a_call_counts() -> None:
+    call, ended = SendCall(MESSAGE, TIMEOUT_S), []
+    call.add_done_callback(ended.append)
+    assert not call.done()
+    call.set_exception(IllegalMessage("first"))
+    assert not call.cancel()
+    call.add_done_callback(ended.append)
+    assert call.done()
+    assert not call.cancelled()
+    assert ended == [call, call]
+    with pytest.raises(IllegalMessage, match="first"):
+        call.result()
+
+
+def test_a_cancelled_call_has_no_result() -> None:
+    call = SendCall(MESSAGE, TIMEOUT_S)
+    assert call.cancel()
+    call.set_exception(IllegalMessage("late"))
+    assert call.cancelled()
+    assert not call.set_running_or_notify_cancel()
+    with pytest.raises(CancelledError):
+        call.result()
+
+
+async def test_the_sends_of_a_stopped_thread_are_cancelled() -> None:
+    broker = Broker()
+    async with scripted_cluster(broker) as address:
+        producer = Producer(address, "producers")
+        with LoopThread("test", producer.close) as thread:
+            await asyncio.wrap_future(thread.submit(producer.start()))
+            await asyncio.wrap_future(thread.submit(producer.send(MESSAGE, timeout=TIMEOUT_S)))
+            sends = CrossThreadSends(producer, thread)
+            broker.answers = [keep_silent]
+            broker.sent.clear()
+            call = sends.add(MESSAGE, TIMEOUT_S)
+            await until(lambda: len(broker.sent) > 0)
+            await asyncio.to_thread(thread.stop)
+            with pytest.raises(CancelledError):
+                call.result()

@@ -73,9 +73,10 @@ async def connected(*brokers: Broker, **options: Any) -> AsyncIterator[Producer]
 
 
 async def send_directly(producer: Producer) -> None:
-    attempt = direct_sends(producer).begin(MESSAGE, 60_000)
+    future: asyncio.Future[SendResult | RemotingCommand] = asyncio.get_running_loop().create_future()
+    attempt = direct_sends(producer).begin(MESSAGE, 60_000, future)
     assert attempt is not None, "this send is not direct"
-    assert isinstance(await attempt.future, SendResult)
+    assert isinstance(await future, SendResult)
     producer.sender.stored(attempt)
 
 

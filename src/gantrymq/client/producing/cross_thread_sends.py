@@ -6,13 +6,11 @@ the send is not an ordinary one (`DirectSends`).
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendResult
@@ -21,12 +19,134 @@ from gantrymq.client.producing.send_attempt import SendAttempt
 from gantrymq.client.producing.sender import Sender
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message
+from gantrymq.system import threads
 
 
-class _Call(NamedTuple):
-    message: Message
-    timeout: float | timedelta
-    future: Future[SendResult]
+class SendCall:
+    """A call of `send`, and the future for its one waiting thread. The first outcome counts.
+
+    It has the methods of `concurrent.futures.Future` that LoopThread needs. With that class, whose condition is slow, a
+    send takes 24.6 us of CPU time instead of 21.2 us (32 threads).
+    """
+
+    __slots__ = ("_callbacks", "_claim", "_ended", "_error", "_is_done", "_result", "message", "timeout")
+
+    def __init__(self, message: Message, timeout: float | timedelta) -> None:
+        self.message = message
+        self.timeout = timeout
+        self._result: SendResult | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._callbacks: deque[Callable[[SendCall], object]] = deque()
+        #: Locked by the thread that sets the outcome.
+        self._claim = threads.Lock()
+        #: Locked until the call has ended.
+        self._ended = threads.Lock()
+        self._ended.acquire()
+
+    def result(self) -> SendResult:
+        """Waits for the outcome. Returns the result, or raises the error. Must be called once."""
+        self._ended.acquire()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, CancelledError)
+
+    def cancel(self) -> bool:
+        return self._end(None, CancelledError())
+
+    def set_running_or_notify_cancel(self) -> bool:
+        return not self.cancelled()
+
+    def set_result(self, result: SendResult, /) -> None:
+        self._end(result, None)
+
+    def set_exception(self, exception: BaseException | None, /) -> None:
+        self._end(None, exception)
+
+    def add_done_callback(self, callback: Callable[[SendCall], object], /) -> None:
+        """Calls `callback` in the thread that ends the call, or at once if the call has ended."""
+        self._callbacks.append(callback)
+        if self._is_done:
+            self._call_back()
+
+    def _end(self, result: SendResult | None, error: BaseException | None) -> bool:
+        if not self._claim.acquire(blocking=False):
+            return False
+        self._result, self._error = result, error
+        self._is_done = True
+        self._call_back()
+        self._ended.release()
+        return True
+
+    def _call_back(self) -> None:
+        # Two threads can be here, and each callback is called once.
+        while self._callbacks:
+            self._callbacks.popleft()(self)
+
+
+class _FirstOutcome:
+    """Receives the outcome of the first attempt of a call, and ends the call or continues it in a task."""
+
+    __slots__ = ("_attempt", "_call", "_error", "_response", "_sender", "_sends")
+
+    def __init__(self, call: SendCall, sends: CrossThreadSends) -> None:
+        self._call = call
+        self._sends = sends
+        self._attempt: SendAttempt | None = None
+        #: The sender that continues the call. A closed producer has no sender.
+        self._sender: Sender | None = None
+        self._response: RemotingCommand | None = None
+        self._error: Exception | None = None
+
+    def begin(self, attempt: SendAttempt, sender: Sender) -> None:
+        self._attempt, self._sender = attempt, sender
+        self._sends.attempts[self._call] = self
+
+    def done(self) -> bool:
+        return self._call not in self._sends.attempts
+
+    def set_result(self, result: SendResult | RemotingCommand, /) -> None:
+        if isinstance(result, RemotingCommand):
+            self._response = result
+            self._continue()
+            return
+        assert self._attempt is not None
+        assert self._sender is not None
+        del self._sends.attempts[self._call]
+        if self._attempt.fault is not None:
+            self._sender.stored(self._attempt)
+        # Another thread may have cancelled the call. This then has no effect.
+        self._call.set_result(result)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        self._error = exception
+        self._continue()
+
+    def result(self) -> SendResult | RemotingCommand:
+        if self._error is not None:
+            raise self._error
+        assert self._response is not None
+        return self._response
+
+    def cancel(self) -> None:
+        """Ends the attempt, which is in flight. A later response is ignored."""
+        assert self._attempt is not None
+        assert self._sender is not None
+        del self._sends.attempts[self._call]
+        self._sender.cancelled(self._attempt)
+
+    def _continue(self) -> None:
+        assert self._attempt is not None
+        assert self._sender is not None
+        del self._sends.attempts[self._call]
+        self._sends.thread.begin(self._sender.send_after(self._attempt), self._call)
 
 
 class CrossThreadSends:
@@ -34,31 +154,31 @@ class CrossThreadSends:
 
     Attributes:
         thread: Thread of the event loop.
+        attempts: Calls whose first attempt is in flight.
     """
 
     def __init__(self, producer: Producer, thread: LoopThread) -> None:
         self._producer = producer
         self.thread = thread
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[SendCall] = deque()
         #: True from a wake-up until the event loop takes the calls.
         self._is_woken = False
-        #: First attempts in flight, and the sender that continues them. A closed producer has no sender.
-        self._attempts: dict[Future[SendResult], tuple[SendAttempt, Sender]] = {}
+        self.attempts: dict[SendCall, _FirstOutcome] = {}
 
-    def add(self, message: Message, timeout: float | timedelta) -> Future[SendResult]:
+    def add(self, message: Message, timeout: float | timedelta) -> SendCall:
         """Starts a send from any other thread. Raises ThreadDied. To give it up, call `cancel`."""
-        future: Future[SendResult] = Future()
-        self.thread.watch(future)
-        self._calls.append(_Call(message, timeout, future))
+        call = SendCall(message, timeout)
+        self.thread.watch(call)
+        self._calls.append(call)
         if not self._is_woken:
             self._is_woken = True
             self.thread.call_soon(self._start_all)
-        return future
+        return call
 
-    def cancel(self, future: Future[SendResult]) -> None:
+    def cancel(self, call: SendCall) -> None:
         """Cancels a send from any other thread. Raises ThreadDied."""
-        future.cancel()
-        self.thread.call_soon(partial(self._cancel, future))
+        call.cancel()
+        self.thread.call_soon(partial(self._cancel, call))
 
     def _start_all(self) -> None:
         # Set first: a thread that adds a call later wakes the loop again.
@@ -66,36 +186,20 @@ class CrossThreadSends:
         while self._calls:
             self._start(self._calls.popleft())
 
-    def _start(self, call: _Call) -> None:
-        message, timeout, future = call
-        if future.done():
+    def _start(self, call: SendCall) -> None:
+        if call.done():
             return
+        outcome = _FirstOutcome(call, self)
         try:
-            attempt = self._producer.begin_send(message, timeout=timeout)
+            attempt = self._producer.begin_send(call.message, outcome, timeout=call.timeout)
         except Exception as e:
-            with suppress(InvalidStateError):
-                future.set_exception(e)
+            call.set_exception(e)
             return
         if attempt is None:
-            self.thread.begin(self._producer.send(message, timeout=timeout), future)
+            self.thread.begin(self._producer.send(call.message, timeout=call.timeout), call)
         else:
-            self._attempts[future] = attempt, self._producer.sender
-            attempt.future.add_done_callback(partial(self._answered, future))
+            outcome.begin(attempt, self._producer.sender)
 
-    def _answered(self, future: Future[SendResult], answer: asyncio.Future[SendResult | RemotingCommand]) -> None:
-        attempt, sender = self._attempts.pop(future)
-        if answer.cancelled():
-            sender.cancelled(attempt)
-            return
-        result = answer.result() if answer.exception() is None else None
-        if type(result) is SendResult:
-            sender.stored(attempt)
-            # Another thread may have cancelled the call.
-            with suppress(InvalidStateError):
-                future.set_result(result)
-        else:
-            self.thread.begin(sender.send_after(attempt), future)
-
-    def _cancel(self, future: Future[SendResult]) -> None:
-        if future in self._attempts:
-            self._attempts[future][0].future.cancel()
+    def _cancel(self, call: SendCall) -> None:
+        if call in self.attempts:
+            self.attempts[call].cancel()

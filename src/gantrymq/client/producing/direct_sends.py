@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from gantrymq.client.producing.message_encoder import Encoder
 from gantrymq.client.producing.publish_info import TopicPublishInfo
-from gantrymq.client.producing.send_attempt import SendAttempt
-from gantrymq.client.producing.send_command import send_frame
+from gantrymq.client.producing.send_attempt import Outcome, SendAttempt
+from gantrymq.client.producing.send_command import plain_frame, send_frame
 from gantrymq.client.producing.sender import Sender
-from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import DEDUPLICATE_ID, LITE_TOPIC, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
@@ -45,8 +44,8 @@ class _Target(NamedTuple):
 class _Topic(NamedTuple):
     """A topic's queues in the present routes, with the targets that were used."""
 
-    route: TopicRouteData
-    brokers: dict[str, dict[int, str]]
+    #: `Routes.changes` when the queues were found.
+    changes: int
     info: TopicPublishInfo
     try_timeout_ms: int
     targets: dict[MessageQueue, _Target]
@@ -57,28 +56,39 @@ class DirectSends:
 
     def __init__(self, sender: Sender, encoder: Encoder) -> None:
         self.sender = sender
+        self._faults = sender.faults
         self._encoder = encoder
         self._routes = sender.client.routes
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._topics: dict[tuple[str, int], _Topic] = {}
         self._largest = min(encoder.largest_uncompressed, LARGE_BODY)
+        self._largest_plain = min(self._largest, encoder.max_message_size)
 
-    def begin(self, message: Message, timeout_ms: int) -> SendAttempt | None:
-        """Writes the request of the first attempt. Returns None if the send is not ordinary. Raises IllegalMessage."""
-        topic, body, properties, routes = message.topic, message.body, message.properties, self._routes
+    def begin(self, message: Message, timeout_ms: int, outcome: Outcome) -> SendAttempt | None:
+        """Writes the request of the first attempt, and passes its outcome to `outcome`.
+
+        Returns None if the send is not ordinary. Raises IllegalMessage.
+        """
+        topic, body, properties = message.topic, message.body, message.properties
         known = self._topics.get((topic, timeout_ms))
-        if known is None or known.route is not routes.cached(topic) or known.brokers is not routes.all_brokers():
+        if known is None or known[0] != self._routes.changes:
             known = self._find(topic, timeout_ms)
             if known is None:
                 return None
-        if message.flag != 0 or (type(body) is bytes and len(body) > self._largest):
+        size = len(body) if type(body) is bytes else 0
+        if message.flag != 0 or size > self._largest:
             return None
-        if properties and not properties.keys().isdisjoint(_SPECIAL):
-            return None
-        encoded = self._encoder.encode(topic, message, properties)
-        _, _, info, try_timeout_ms, targets = known
+        encoder = self._encoder
+        if properties or not 0 < size <= self._largest_plain:
+            if not properties.keys().isdisjoint(_SPECIAL):
+                return None
+            encoded = encoder.encode(topic, message, properties)
+            msg_id, own_properties = encoded.msg_id, encoded.properties
+        else:
+            msg_id, own_properties = "", b""
+        _, info, try_timeout_ms, targets = known
         began = monotonic()
-        faults = self.sender.faults
+        faults = self._faults
         if faults is None or not info.has_several_brokers:
             queue = info.select()
         else:
@@ -91,14 +101,20 @@ class DirectSends:
                 info.put_back()
                 return None
         connection, before, after = target
-        opaque = connection.next_opaque()
-        frame = send_frame(before, after, opaque, now_ms(), encoded.properties, body)
+        opaque, born_ms = connection.next_opaque(), now_ms()
+        if own_properties:
+            frame = send_frame(before, after, opaque, born_ms, own_properties, body)
+        else:
+            head, number = encoder.unique_keys.take(born_ms)
+            frame, msg_id = plain_frame(before, after, opaque, born_ms, head, number, body)
         fault = None if faults is None else faults.begin(queue.broker_name, int(began * 1000))
         attempt = _new(
             SendAttempt,
             (
-                self._loop.create_future(),
-                encoded,
+                outcome,
+                msg_id,
+                body,
+                own_properties,
                 queue,
                 connection,
                 opaque,
@@ -115,13 +131,12 @@ class DirectSends:
     def _find(self, topic: str, timeout_ms: int) -> _Topic | None:
         """Caches the topic's queues. Returns None if its route must be requested or no time is left."""
         info = self.sender.known_publish_info(topic)
-        route = self._routes.cached(topic)
-        if info is None or route is None or timeout_ms <= 0 or topic.startswith(RETRY_TOPIC_PREFIX):
+        if info is None or timeout_ms <= 0 or topic.startswith(RETRY_TOPIC_PREFIX):
             return None
         if len(self._topics) >= MAX_TOPICS:
             self._topics.clear()
         try_timeout_ms = self.sender.first_try_timeout_ms(info, timeout_ms)
-        known = _Topic(route, self._routes.all_brokers(), info, try_timeout_ms, {})
+        known = _Topic(self._routes.changes, info, try_timeout_ms, {})
         self._topics[topic, timeout_ms] = known
         return known
 

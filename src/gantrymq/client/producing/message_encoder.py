@@ -30,6 +30,7 @@ from gantrymq.protocol.properties import (
     TIMER_DELIVER_MS,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
+    UNIQUE_KEY_PAIR,
     encode_properties,
 )
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED as PREPARED_FLAG
@@ -56,8 +57,7 @@ _new = tuple.__new__
 _join_pair = NAME_VALUE_SEPARATOR.join
 _msg_id = attrgetter("msg_id")
 _NO_PROPERTIES: dict[str, str] = {}
-#: The encoded property with the id of a message, and its size in bytes.
-_UNIQUE_KEY_PAIR = b"UNIQ_KEY\x01%b\x02"
+#: Size of UNIQUE_KEY_PAIR with an id, in bytes.
 UNIQUE_KEY_SIZE = 42
 
 
@@ -84,11 +84,11 @@ class Encoder:
     """Encodes the messages of one producer. `unique_keys` generates their ids."""
 
     def __init__(self, unique_keys: UniqueKeys, options: ProducerOptions) -> None:
-        self._unique_keys = unique_keys
+        self.unique_keys = unique_keys
         self._namespace = options.namespace
         self._compress_over = options.compress_over
         self._compression = options.compression
-        self._max_message_size = options.max_message_size
+        self.max_message_size = options.max_message_size
 
     def encode(self, topic: str, message: Message, properties: dict[str, str]) -> EncodedMessage:
         """Encodes `message` for `topic`, with `properties` instead of its own. Raises IllegalMessage."""
@@ -97,15 +97,15 @@ class Encoder:
             raise IllegalMessage(f"the message body is of type {type(body).__name__}: give bytes, text as str.encode()")
         if not body and not isinstance(message, Tombstone):
             raise IllegalMessage("the message body is empty")
-        if len(body) > self._max_message_size:
-            raise IllegalMessage(f"message body of {len(body)} bytes: at most {self._max_message_size} are allowed")
+        if len(body) > self.max_message_size:
+            raise IllegalMessage(f"message body of {len(body)} bytes: at most {self.max_message_size} are allowed")
         if not properties and not self._namespace:
-            msg_id = self._unique_keys.next()
-            own = _UNIQUE_KEY_PAIR % msg_id.encode()
+            msg_id = self.unique_keys.next()
+            own = UNIQUE_KEY_PAIR % msg_id.encode()
             return _new(EncodedMessage, (topic, body, own, message.flag, 0, False, msg_id, False, 0, None))
         # A copy, because several sends of the same message can be in flight.
         properties = dict(properties)
-        msg_id = properties.setdefault(UNIQUE_KEY, "") or self._unique_keys.next()
+        msg_id = properties.setdefault(UNIQUE_KEY, "") or self.unique_keys.next()
         properties[UNIQUE_KEY] = msg_id
         if self._namespace:
             properties[INSTANCE_ID] = self._namespace
@@ -151,7 +151,7 @@ class Encoder:
             message.properties
             or self._namespace
             or type(body) is not bytes
-            or not 0 < len(body) <= self._max_message_size
+            or not 0 < len(body) <= self.max_message_size
         ):
             return self.encode(topic, message, message.properties)
         return _new(EncodedMessage, (topic, body, b"", message.flag, 0, False, "", False, 0, None))
@@ -186,9 +186,9 @@ class Encoder:
     ) -> EncodedMessage | None:
         """Encodes a batch and generates the message ids. Returns None if a message must be checked in Python."""
         assert native is not None
-        head, first = self._unique_keys.some(len(bodies))
+        head, first = self.unique_keys.some(len(bodies))
         found = native.plain_batch(flags, bodies, properties, _ODD, head, first)
-        if found is None or len(found[0]) > self._max_message_size:
+        if found is None or len(found[0]) > self.max_message_size:
             return None
         return EncodedMessage(topic, found[0], b"", 0, 0, True, found[1])
 
@@ -201,16 +201,16 @@ class Encoder:
                 return batch
         parts = [self.with_id(part) for part in parts]
         body = encode_batch([(part.flag, part.body, part.properties) for part in parts])
-        if len(body) > self._max_message_size:
-            raise IllegalMessage(f"batch of {len(body)} bytes: at most {self._max_message_size} are allowed")
+        if len(body) > self.max_message_size:
+            raise IllegalMessage(f"batch of {len(body)} bytes: at most {self.max_message_size} are allowed")
         return EncodedMessage(topic, body, b"", 0, 0, True, ",".join([part.msg_id for part in parts]))
 
     def with_id(self, part: EncodedMessage) -> EncodedMessage:
         """Returns a message from `encode_part`. If the message has no id, generates one."""
         if part.msg_id:
             return part
-        msg_id = self._unique_keys.next()
-        return part._replace(properties=_UNIQUE_KEY_PAIR % msg_id.encode(), msg_id=msg_id)
+        msg_id = self.unique_keys.next()
+        return part._replace(properties=UNIQUE_KEY_PAIR % msg_id.encode(), msg_id=msg_id)
 
     @property
     def largest_uncompressed(self) -> int:

@@ -26,7 +26,7 @@ from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMes
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash, queue_of_lite_topic
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.send_attempt import SendAttempt, first_look
+from gantrymq.client.producing.send_attempt import Outcome, SendAttempt, first_look
 from gantrymq.client.producing.sender import MIN_TRY_MS, MOVING_S, Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_middleware import SendTraces
@@ -197,23 +197,26 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
         """
-        timeout_ms = _timeout_ms(timeout)
-        if self._direct is not None and queue is None and select is None:
+        timeout_ms = TIMEOUT_MS if timeout is TIMEOUT_S else _timeout_ms(timeout)
+        direct = self._direct
+        if direct is not None and queue is None and select is None:
             self._check_open()
-            attempt = self._direct.begin(message, timeout_ms)
+            future: asyncio.Future[SendResult | RemotingCommand] = direct.loop.create_future()
+            attempt = direct.begin(message, timeout_ms, future)
             if attempt is not None:
                 # Written out here, because each nested coroutine costs 0.2 us per message.
-                sender = self._direct.sender
+                sender = direct.sender
                 result: SendResult | RemotingCommand | None
                 try:
-                    result = await attempt.future
+                    result = await future
                 except RemotingError:
                     result = None
                 except BaseException:
                     sender.cancelled(attempt)
                     raise
                 if type(result) is SendResult:
-                    sender.stored(attempt)
+                    if attempt.fault is not None:
+                        sender.stored(attempt)
                     return result
                 return await sender.send_after(attempt)
         if select is not None:
@@ -227,11 +230,14 @@ class Producer(Lifecycle):
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
-    def begin_send(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> SendAttempt | None:
+    def begin_send(
+        self, message: Message, outcome: Outcome, *, timeout: float | timedelta = TIMEOUT_S
+    ) -> SendAttempt | None:
         """Writes the request of the first attempt of a `send`, for `SyncProducer`. Call it in the event loop.
 
         Args:
             message: Message to send.
+            outcome: Receives the outcome of the attempt.
             timeout: Limit for all attempts together, in seconds or as a timedelta. Default: 3.0.
 
         Returns:
@@ -246,7 +252,7 @@ class Producer(Lifecycle):
         if direct is None:
             return None
         self._check_open()
-        return direct.begin(message, _timeout_ms(timeout))
+        return direct.begin(message, _timeout_ms(timeout), outcome)
 
     async def send_alone(
         self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.latency_fault import FaultItem
@@ -13,6 +12,7 @@ from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import UNIQUE_KEY_PAIR
 from gantrymq.protocol.send_response import decode_send_response, decode_trace
 from gantrymq.remoting.connection import Connection, FirstLook
 
@@ -21,12 +21,23 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 _new = tuple.__new__
 
 
+class Outcome(Protocol):
+    """Receives what an attempt ended with: an asyncio future, or an object that needs no event-loop iteration."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: SendResult | RemotingCommand, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+    def result(self) -> SendResult | RemotingCommand: ...
+
+
 class SendAttempt(NamedTuple):
     """The first attempt of a send. Receives the response while its read is handled (`pending_requests.Waiting`).
 
     Attributes:
-        future: Gets a SendResult if the response has the usual form, any other response as it is, or an error.
-        encoded: Message of the request.
+        outcome: Gets a SendResult if the response has the usual form, any other response as it is, or an error.
+        msg_id: Id of the message.
+        body: Body of the message.
+        properties: Its encoded properties. Empty if it has only its id.
         queue: Queue of the request.
         connection: Connection to the master of the queue.
         opaque: Opaque number of the request.
@@ -37,8 +48,10 @@ class SendAttempt(NamedTuple):
         send_timeout_ms: Timeout of all attempts together.
     """
 
-    future: asyncio.Future[SendResult | RemotingCommand]
-    encoded: EncodedMessage
+    outcome: Outcome
+    msg_id: str
+    body: bytes
+    properties: bytes
     queue: MessageQueue
     connection: Connection
     opaque: int
@@ -48,24 +61,29 @@ class SendAttempt(NamedTuple):
     timeout_ms: int
     send_timeout_ms: int
 
+    @property
+    def encoded(self) -> EncodedMessage:
+        """The message of the request."""
+        properties = self.properties or UNIQUE_KEY_PAIR % self.msg_id.encode()
+        return EncodedMessage(self.queue.topic, self.body, properties, 0, 0, False, self.msg_id)
+
     def done(self) -> bool:
-        return self.future.done()
+        return self.outcome.done()
 
     def set_result(self, response: RemotingCommand, /) -> None:
         answer = decode_send_response(response, self.queue.queue_id) if response.code == _SUCCESS else None
-        self.future.set_result(response if answer is None else self.result(answer))
+        self.outcome.set_result(response if answer is None else self.result(answer))
 
     def set_exception(self, exception: Exception, /) -> None:
-        self.future.set_exception(exception)
+        self.outcome.set_exception(exception)
 
     def result(self, answer: tuple[str, int, str | None, str, bool]) -> SendResult:
         """Returns the result of a send with this response."""
         offset_msg_id, queue_offset, transaction_id, region_id, trace_on = answer
-        msg_id = self.encoded.msg_id
-        status = SendStatus.SEND_OK
+        status, msg_id, queue = SendStatus.SEND_OK, self.msg_id, self.queue
         return _new(
             SendResult,
-            (status, msg_id, self.queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on, None),
+            (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on, None),
         )
 
 
@@ -83,7 +101,7 @@ def _take_responses(connection: Connection, data: bytes) -> tuple[int, bytes]:
             # The connection decodes this response and the rest of the read.
             break
         pending.discard(opaque)
-        if not attempt.future.done():
-            attempt.future.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
+        if not attempt.outcome.done():
+            attempt.outcome.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
         handled = end
     return handled, b""

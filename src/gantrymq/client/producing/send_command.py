@@ -17,6 +17,7 @@ from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode, RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.private_fields import TIMEOUT_FIELD
+from gantrymq.protocol.properties import UNIQUE_KEY_PAIR
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 #: A frame's prefix and a binary header up to the ext fields, with an empty remark (`binary_header`).
@@ -158,6 +159,23 @@ def send_frame(before: bytes, after: bytes, opaque: int, born_timestamp: int, pr
     """
     if native is not None:
         return native.send_frame(before, after, opaque, born_timestamp, properties, body)
+    return _frame(before, after, opaque, born_timestamp, properties, body)
+
+
+def plain_frame(
+    before: bytes, after: bytes, opaque: int, born_timestamp: int, key_head: str, key_number: int, body: bytes
+) -> tuple[bytes, str]:
+    """Works like `send_frame` for a message whose only property is its id. Returns the frame and the id.
+
+    The last arguments are the body and, before it, the result of `UniqueKeys.take`.
+    """
+    if native is not None:
+        return native.plain_frame(before, after, opaque, born_timestamp, key_head, key_number, body)
+    msg_id = f"{key_head}{key_number:04X}"
+    return _frame(before, after, opaque, born_timestamp, UNIQUE_KEY_PAIR % msg_id.encode(), body), msg_id
+
+
+def _frame(before: bytes, after: bytes, opaque: int, born_timestamp: int, properties: bytes, body: bytes) -> bytes:
     ext = _ext_fields(before, after, born_timestamp, 0, properties)
     length = _FIXED_LENGTH + len(ext)
     return (

@@ -314,9 +314,9 @@ class Sender:
 
     def _result_of(self, attempt: SendAttempt) -> SendResult:
         """Returns the result of an attempt that has ended. Raises the errors of `BrokerApi.send`."""
-        address, queue, msg_id = attempt.connection.address, attempt.queue, attempt.encoded.msg_id
+        address, queue, msg_id = attempt.connection.address, attempt.queue, attempt.msg_id
         try:
-            response = attempt.future.result()
+            response = attempt.outcome.result()
             assert isinstance(response, RemotingCommand), "DirectSends returns results"
             return send_result(response, address, queue, msg_id)
         except (ConnectionLost, RequestTimeout, ProtocolError) as e:
