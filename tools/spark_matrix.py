@@ -360,6 +360,7 @@ def write_table(results: dict[str, VersionResult]) -> None:
 
 def table(results: dict[str, VersionResult]) -> str:
     named = {name for names in ROWS.values() for name in names}
+    rest = len(test_runs().keys() - named)
     lines = [
         f"| tests of | {' | '.join(result.version for result in results.values())} |",
         f"|---|{'---|' * len(results)}",
@@ -368,7 +369,7 @@ def table(results: dict[str, VersionResult]) -> str:
         cells = []
         for result in results.values():
             of_row = [of for name, of in result.files.items() if (name in names if names else name not in named)]
-            cells.append(cell(of_row, len(names)))
+            cells.append(cell(of_row, len(names) or rest))
         lines.append(f"| {row} | {' | '.join(cells)} |")
     lines += ["", "Reasons for skipped tests:", ""]
     reasons: dict[str, list[str]] = {}

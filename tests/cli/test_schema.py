@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gantrymq.arrow import write_topic
-from gantrymq.cli.json_types import JsonTypes
 from gantrymq.cli.main import run
+from gantrymq.codecs.json_types import JsonTypes
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pa = pytest.importorskip("pyarrow")

@@ -23,6 +23,7 @@ GROUPS = {
     "airflow": ("sensors/requirements-airflow.txt", "sensors/test_airflow_lag.py"),
     "airflow-send": ("sensors/requirements-airflow.txt", "sensors/test_airflow_send.py"),
     "dagster": ("sensors/requirements-dagster.txt", "sensors/test_dagster_lag.py"),
+    "ray": ("ray_data/requirements.txt", "ray_data/test_orders_by_tag.py"),
     "pandera": ("quality/requirements.txt", "quality/test_orders_quality.py"),
     "prefect": ("sensors/requirements-prefect.txt", "sensors/test_prefect_load.py"),
 }
@@ -37,6 +38,7 @@ SHOWN = [
     "sensors/dagster_lag.py",
     "sensors/prefect_load.py",
     "quality/orders_quality.py",
+    "ray_data/orders_by_tag.py",
 ]
 
 

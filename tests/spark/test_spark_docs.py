@@ -95,7 +95,7 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
         for page, text in TEXTS.items()
         for language, code in re.findall(r"^```(python|sh)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     ]
-    assert len(snippets) == 13
+    assert len(snippets) == 14
     tier = tmp_path / "tier"
     make_tier(tier)
     with EmbeddedCluster(directory=tmp_path) as cluster:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster_support import SPARK_HOME, environment
 from cluster_support import run as run_process
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Row, SparkSession
 from spark_support import WAIT_S, send_numbers
 
@@ -116,6 +116,46 @@ def test_what_spark_cannot_do_is_refused(sql: Sql, cluster: EmbeddedCluster, new
             sql(statement)
     assert count(sql, f"without {with_options(cluster, subscribe=topic)}") == 0
     assert sql("SHOW TABLES LIKE 'lost'") == []
+
+
+def test_writers_of_tables_without_options_are_refused(
+    sql: Sql, spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """The source gets neither an address nor a topic, so no row is written."""
+    topic = new_topic()
+    send_numbers(cluster, topic, range(1))
+    df = spark.sql("SELECT X'31' AS body")
+    for write in (
+        lambda: df.write.format("rocketmq").saveAsTable("saved"),
+        lambda: df.write.format("rocketmq").mode("append").saveAsTable("saved"),
+        lambda: df.writeTo("saved").using("rocketmq").create(),
+    ):
+        with pytest.raises(AnalysisException, match="use CREATE TEMPORARY VIEW"):
+            write()
+    assert sql("SHOW TABLES LIKE 'saved'") == []
+    stream = spark.readStream.format("rocketmq").options(nameServer=cluster.name_server, subscribe=topic)
+    writer = stream.option("startingOffsets", "earliest").load().select("body").writeStream.format("rocketmq")
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW"):
+        writer.toTable("streamed").awaitTermination()
+
+
+def test_a_saved_table_has_no_options(
+    sql: Sql, spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """Spark passes the options of `saveAsTable` and `toTable` to the write, as for `save` and `start`."""
+    source, topic = new_topic(), new_topic()
+    send_numbers(cluster, source, range(2))
+    given = {"nameServer": cluster.name_server, "topic": topic}
+    spark.sql("SELECT X'31' AS body").write.format("rocketmq").options(**given).saveAsTable("with_rows")
+    stream = spark.readStream.format("rocketmq").options(nameServer=cluster.name_server, subscribe=source)
+    writer = stream.option("startingOffsets", "earliest").load().select("body").writeStream.format("rocketmq")
+    writer = writer.options(**given, checkpointLocation=str(tmp_path)).trigger(availableNow=True)
+    assert writer.toTable("with_stream").awaitTermination(WAIT_S)
+    for table in ("with_rows", "with_stream"):
+        with pytest.raises(AnalysisException, match="use CREATE TEMPORARY VIEW"):
+            sql(f"SELECT * FROM {table}")
+        assert count(sql, f"{table} {with_options(cluster, subscribe=topic)}") == 3
 
 
 def test_views_for_all_topics(

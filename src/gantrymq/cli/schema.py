@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from time import monotonic
 from typing import Annotated
 
 import typer
 
-from gantrymq.cli.json_types import JsonTypes
 from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
 from gantrymq.cli.target import Target, find_target
+from gantrymq.codecs.json_types import DEFAULT_SAMPLE, infer_fields
 
 app = new_app(no_args_is_help=True)
-DEFAULT_SAMPLE = 1000
 #: If no message arrives for this time, the command ends with an error, in seconds.
 _NO_PROGRESS_S = 15.0
 
@@ -53,34 +51,16 @@ def infer(
     Bodies that are not JSON objects, and fields with several types, are reported on standard error. Strings with times
     remain STRING: replace the type with TIMESTAMP or DATE if all values have the format of RFC 3339.
     """
-    from gantrymq.errors import ClientError
-
     if subject is not None and registry is None:
         raise typer.BadParameter("needs --registry", param_hint="'--subject'")
     if registry is not None:
         print(_registered_ddl(registry, subject or f"{topic}-value"))
         return
     bodies = asyncio.run(_newest_bodies(find_target(name_servers, context, tls_config, acl_config), topic, sample))
-    if not bodies:
-        raise ClientError(f"topic {topic!r} has no message: its schema can't be inferred")
-    types = JsonTypes()
-    others = 0
-    for body in bodies:
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            types.add(value)
-        else:
-            others += 1
-    if not (ddl := types.fields_ddl()):
-        raise ClientError(f"none of {len(bodies)} messages of topic {topic!r} is a JSON object with fields")
-    if others:
-        print(f"{others} of {len(bodies)} bodies are not JSON objects", file=sys.stderr)
-    for description in types.mixed():
-        print(f"several types in {description}", file=sys.stderr)
-    print(ddl)
+    fields = infer_fields(bodies, f"topic {topic!r}")
+    for remark in fields.remarks:
+        print(remark, file=sys.stderr)
+    print(fields.ddl)
 
 
 def _registered_ddl(urls: str, subject: str) -> str:

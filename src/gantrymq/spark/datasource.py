@@ -11,7 +11,10 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from gantrymq.arrow.body_values import CorruptBodies
+from gantrymq.arrow.samples import newest_bodies
+from gantrymq.codecs.json_types import DEFAULT_SAMPLE
 from gantrymq.errors import ConfigError
+from gantrymq.spark.bodies.body_format import INFER
 from gantrymq.spark.legacy_stream_reader import LegacyStreamReader
 from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.read_schema import arrow_schema, check_selected, default_schema
@@ -39,11 +42,14 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         options = ReadOptions.parse(self.options)
+        body = options.body
+        if body is not None and body.is_inferred:
+            body = body.with_sample(newest_bodies(options, DEFAULT_SAMPLE), "the topic")
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
             property_columns=options.property_columns,
-            body=options.body,
+            body=body,
             columns=options.columns,
         )
 
@@ -54,6 +60,11 @@ class RocketMQDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else LegacyStreamReader
         options = ReadOptions.parse(self.options, streaming=True)
+        if options.body is not None and options.body.is_inferred:
+            # After a restart, the sample could have other fields than the tables and the state of the query.
+            raise ConfigError(
+                f"option bodySchema: {INFER} is for batch reads: set the DDL that 'gantry schema infer' writes"
+            )
         return reader(options, _columns(schema, options), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.types import DataType, StringType, StructType
@@ -12,11 +13,16 @@ from pyspark.sql.types import DataType, StringType, StructType
 from gantrymq.arrow.body_values import BodyFormat, DecodeBody, ValueDecoder
 from gantrymq.arrow.columns import VALUE
 from gantrymq.arrow.option_values import Values
+from gantrymq.codecs.json_types import infer_fields
 from gantrymq.codecs.registry.wire_format import split
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.json_bodies import json_decoder
-from gantrymq.spark.bodies.registry_options import REGISTRY_OPTIONS, RegistryOptions
+from gantrymq.spark.bodies.registry_options import REGISTRY_OPTIONS, URL, RegistryOptions
 
+log = logging.getLogger(__name__)
+
+#: The value of bodySchema with which a read derives the fields of JSON bodies from a sample of its messages.
+INFER = "infer"
 BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage", *REGISTRY_OPTIONS)
 
 
@@ -28,7 +34,8 @@ class BodyOptions:
         bodyFormat: `string` (UTF-8), `json`, `avro` (binary encoding without a header) or `protobuf`.
         bodySchema: For json, the fields as DDL: `id BIGINT NOT NULL, items ARRAY<STRUCT<name: STRING>>`. A body must
             have the fields that are `not null`. It is not required if the schema of the read has the column `value`.
-            For avro, the JSON of the schema.
+            For avro, the JSON of the schema. With `infer`, for json in batch reads, the fields are those of a sample
+            of about 1000 messages.
         bodySchemaFile: A file in place of `bodySchema`. For json, it can also have Spark's JSON of a schema. For
             protobuf, it is a descriptor set. Only the driver reads it.
         bodyMessage: For protobuf, the full name of the message.
@@ -60,6 +67,11 @@ class BodyOptions:
             if name in values and name not in _TAKES[body_format]:
                 raise ConfigError(f"option {name} has no meaning with bodyFormat {body_format}")
         values.exclude("bodySchema", "bodySchemaFile")
+        if values.get("bodySchema") == INFER:
+            if body_format is not BodyFormat.JSON:
+                raise ConfigError(f"option bodySchema: {INFER} needs bodyFormat json; {body_format} needs a schema")
+            if URL in values:
+                raise ConfigError(f"option bodySchema: {INFER} has no meaning with {URL}, which has the schema")
         schema = (values.get("bodySchema") or "").encode()
         if (path := values.path("bodySchemaFile")) is not None:
             try:
@@ -110,6 +122,21 @@ class BodyOptions:
             return StructType.fromJson(json.loads(text))
         except (KeyError, TypeError, ValueError) as e:
             raise ConfigError(f"the schema of bodies is neither DDL nor Spark's JSON of one: {e!r}") from e
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether the fields of bodies are derived from a sample of the messages."""
+        return self.format is BodyFormat.JSON and self.schema == INFER.encode()
+
+    def with_sample(self, bodies: Collection[bytes], source: str) -> BodyOptions:
+        """Returns the options with the fields of sampled bodies. Raises ClientError if the bodies have none.
+
+        `source` is the origin of the sample in errors.
+        """
+        fields = infer_fields(bodies, source)
+        for remark in fields.remarks:
+            log.warning("bodySchema %s: %s", INFER, remark)
+        return replace(self, schema=fields.ddl.encode())
 
     def type_of(self, asked: DataType | None) -> DataType:
         """Returns the type of `value`. `asked` is its type in the query's schema, or None if that lacks the column."""

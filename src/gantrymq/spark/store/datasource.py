@@ -15,8 +15,10 @@ from pyspark.sql.types import StructType
 
 from gantrymq.arrow.body_values import CorruptBodies
 from gantrymq.arrow.columns import with_names
+from gantrymq.arrow.samples import stored_bodies
 from gantrymq.arrow.store.planning import LogRange, plan
 from gantrymq.arrow.store.rows import read_range
+from gantrymq.codecs.json_types import DEFAULT_SAMPLE
 from gantrymq.spark.read_schema import arrow_schema, default_schema
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.worker_memory import tune_worker_memory
@@ -62,11 +64,14 @@ class RocketMQStoreDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         options = StoreOptions.parse(self.options)
+        body = options.body
+        if body is not None and body.is_inferred:
+            body = body.with_sample(stored_bodies(options, DEFAULT_SAMPLE), str(options.url or options.path))
         return default_schema(
             include_properties=options.include_properties,
             include_body_error=options.corrupt_bodies is CorruptBodies.NULL,
             property_columns=options.property_columns,
-            body=options.body,
+            body=body,
         )
 
     def reader(self, schema: StructType) -> RocketMQStoreReader:

@@ -1,4 +1,4 @@
-"""`JsonTypes` derives Spark's DDL from sampled JSON bodies.
+"""Derives Spark's DDL from sampled JSON bodies. `infer_fields` is the entry point.
 
 | JSON | DDL |
 |---|---|
@@ -13,16 +13,62 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum, auto
-from typing import Any
+from typing import Any, NamedTuple
+
+from gantrymq.errors import ClientError
 
 _MOST_BIGINT = 2**63
 #: Values in deeper arrays and objects are not examined, so that a deeply nested body causes no deep recursion.
 _MAX_DEPTH = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+#: The number of messages that a sample has by default.
+DEFAULT_SAMPLE = 1000
+
+
+class InferredFields(NamedTuple):
+    """The fields of sampled bodies, as the option bodySchema has them: `id BIGINT, tags ARRAY<STRING>`.
+
+    `remarks` describes the bodies and the values that the types do not fit.
+    """
+
+    ddl: str
+    remarks: list[str]
+
+
+def infer_fields(bodies: Collection[bytes], source: str) -> InferredFields:
+    """Derives the fields of JSON bodies.
+
+    Args:
+        bodies: The sample.
+        source: The origin of the sample in errors, for example `topic 'orders'`.
+
+    Raises:
+        ClientError: The sample is empty, or no body is a JSON object with fields.
+    """
+    if not bodies:
+        raise ClientError(f"{source} has no message: its schema can't be inferred")
+    types = JsonTypes()
+    others = 0
+    for body in bodies:
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            types.add(value)
+        else:
+            others += 1
+    if not (ddl := types.fields_ddl()):
+        raise ClientError(f"none of {len(bodies)} messages of {source} is a JSON object with fields")
+    remarks = [f"{others} of {len(bodies)} bodies are not JSON objects"] if others else []
+    return InferredFields(ddl, remarks + [f"several types in {description}" for description in types.mixed()])
 
 
 class _Kind(StrEnum):
