@@ -182,7 +182,7 @@ async def test_a_crash_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_p
         await create(broker)
         await peer.send(TOPIC, b"new", queue_id=1)
         await broker.topics.written()
-        # The copy has the files of a killed broker. A thread deletes the old queues, in `consumequeue.deleted`.
+        # The copy has the files of a killed broker. A thread deletes `consumequeue.deleted` meanwhile.
         ignored = shutil.ignore_patterns("consumequeue.deleted")
         shutil.copytree(tmp_path / "broker", tmp_path / "killed", ignore=ignored)
     async with started(tmp_path / "killed") as (broker, peer):
