@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from gantrymq.background.collector import without_collections
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreError
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
@@ -173,7 +174,8 @@ class MessageStore:
                 checkpoint_path = config.store_path_root_dir / "checkpoint"
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
-                loaded = self._queues.load(is_closed=not directory.was_aborted)
+                with without_collections():
+                    loaded = self._queues.load(is_closed=not directory.was_aborted)
                 self._check_log_is_there(loaded.values(), was_aborted=directory.was_aborted)
                 self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
