@@ -326,8 +326,24 @@ async def test_acks_that_cannot_be(peer: PopPeer) -> None:
     assert await ack(topic="nowhere") == ResponseCode.TOPIC_NOT_EXIST
     assert await ack(queue_id=9) == ResponseCode.MESSAGE_ILLEGAL
     assert await ack(offset=7) == ResponseCode.NO_MESSAGE
-    assert await ack(extra_info="1 2 three") == ResponseCode.SYSTEM_ERROR
+    for wrong in ("", "1", "1 2 three", f"{one.handle}x"):
+        assert await ack(extra_info=wrong) == ResponseCode.SYSTEM_ERROR
     assert await ack() == ResponseCode.SUCCESS
+    # The broker has parsed the same words before.
+    for wrong in ("", "1", "1 2 three", f"{one.handle}x", f"{one.handle} 5"):
+        expected = ResponseCode.SUCCESS if wrong.endswith(" 5") else ResponseCode.SYSTEM_ERROR
+        assert await ack(extra_info=wrong) == expected
+
+
+async def test_acks_of_several_pops_in_turn(peer: PopPeer, broker: Broker) -> None:
+    """The broker caches the words that the handles of a pop share, so handles of other pops must replace them."""
+    await send(peer, 16)
+    pops = [await peer.messages(TOPIC, queue_id=queue_id, count=2) for queue_id in range(4) for _ in range(2)]
+    for of_turn in zip(*pops, strict=True):
+        for one in of_turn:
+            assert (await peer.ack(one)).code == ResponseCode.SUCCESS
+    assert [broker.offsets.query(GROUP, TOPIC, queue_id) for queue_id in range(4)] == [4] * 4
+    assert len(broker.pops.buffer) == 0
 
 
 async def test_a_reset_of_the_group_wins(peer: PopPeer, broker: Broker) -> None:

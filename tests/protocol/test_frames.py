@@ -15,7 +15,7 @@ from step_timer import StepTimer
 
 from gantrymq.errors import FrameError, HeaderError, ProtocolError
 from gantrymq.protocol.codes import LanguageCode
-from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType
+from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, encode_success
 from gantrymq.protocol.frame_reader import LARGE_FRAME, MAX_HEADER_LENGTH, FrameReader
 from gantrymq.protocol.json_header import MAX_FIELDS
 
@@ -397,3 +397,10 @@ def test_the_begin_of_a_large_frame_does_not_keep_the_read_that_it_came_with() -
     finally:
         tracemalloc.stop()
     assert current < 20 * 20_000
+
+
+@given(commands())
+def test_a_success_is_encoded_as_any_response(request: RemotingCommand) -> None:
+    response = RemotingCommand.response()
+    response.opaque, response.serialize_type = request.opaque, request.serialize_type
+    assert encode_success(request) == response.encode()

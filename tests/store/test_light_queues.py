@@ -80,7 +80,7 @@ def test_properties() -> None:
     assert queue_offsets(properties) == {A: 3, B: 5}
     # A client can't choose the offsets.
     assert queue_offsets(with_queue_offsets(properties, [0, None, 0])) == {A: 0, B: 0}
-    assert named_queues(b"INNER_MULTI_DISPATCH\x01 \x02") == []
+    assert named_queues(b"INNER_MULTI_DISPATCH\x01 \x02") == ()
 
 
 @pytest.mark.parametrize("value", ["1", "1,2,3", "x,1", "-1,1", "1" * 20 + ",1", "²,1"])

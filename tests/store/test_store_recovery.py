@@ -37,6 +37,7 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store import log_reader
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.consume_queue import LAST_UNITS
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.rebuild import rebuild
@@ -363,9 +364,27 @@ def test_opening_reads_each_queue_file_once(tmp_path, monkeypatch, aborted, is_f
     monkeypatch.undo()
     assert [store.queue(f"T{n}", 0).max_offset for n in range(20)] == [1] * 20
     store.close()
-    # Each file once more whose record is read: that of the last one, or of all after a crash without a checkpoint.
-    assert len(opened) == 20 + (20 if aborted and not is_flushed else 1)
-    assert len(set(opened)) == 20
+    assert len(opened) == len(set(opened)) == 20
+
+
+@pytest.mark.parametrize("damaged", [LAST_UNITS, LAST_UNITS + 1, 250])
+def test_units_that_were_not_loaded_are_compared_too(tmp_path, damaged):
+    """After a crash, recovery compares the last units without a read of the file, and all others with one."""
+    store = open_store(tmp_path)
+    for n in range(300):
+        put(store, store.queue("T", 0), b"%d" % n)
+    expected = [b"%d" % n for n in range(300)]
+    store.close()
+    (tmp_path / "abort").write_text("1")
+    (tmp_path / "checkpoint").unlink()
+    files_of_queue = [bytearray(path.read_bytes()) for path in queue_files(tmp_path, "T")]
+    at = 300 - damaged
+    files_of_queue[at // UNITS_PER_FILE][at % UNITS_PER_FILE * 20 + 7] ^= 1
+    for path, data in zip(queue_files(tmp_path, "T"), files_of_queue, strict=True):
+        path.write_bytes(data)
+    store = open_store(tmp_path)
+    assert [record.body for record in read_all(store, store.queue("T", 0))] == expected
+    store.close()
 
 
 # -- checkpoint ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: Objects that may be added to twice the last number of frozen objects before a complete collection.
 ADDED_OBJECTS = 300_000
@@ -61,3 +63,15 @@ class Collector:
                 # The next full collection, which comes soon, frees the cycles. A callback cannot start a collection.
                 gc.unfreeze()
                 self._is_whole_next = True
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Turns collections off while many objects are created that stay, so that none of them visits these objects."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

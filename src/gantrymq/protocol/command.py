@@ -34,6 +34,10 @@ _MAX_HEADER_LENGTH = 0xFFFFFF
 _BINARY_HEAD = Struct(">iIhBhiiii")
 _pack_binary_head = _BINARY_HEAD.pack
 _FIXED_LENGTH = _BINARY_HEAD.size - _FRAME_PREFIX.size
+#: The JSON header of `encode_success`, with the opaque number.
+_SUCCESS = json_header.encode(0, LanguageCode.PYTHON, PROTOCOL_VERSION, 0, RESPONSE_FLAG, None, b"").replace(
+    b'"opaque":0', b'"opaque":%d'
+)
 
 H = TypeVar("H", bound=Header)
 
@@ -216,3 +220,16 @@ class RemotingCommand:
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
         return f"<{kind} code={self.code} opaque={self.opaque} remark={self.remark!r} body={len(self.body)} bytes>"
+
+
+def encode_success(request: RemotingCommand) -> bytes:
+    """Returns the frame of a successful response to `request`, without fields and body.
+
+    With a JSON header, this takes a quarter of the time of `RemotingCommand.response` and `encode`.
+    """
+    if request.serialize_type == SerializeType.JSON:
+        header = _SUCCESS % request.opaque
+        return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
+    response = RemotingCommand.response()
+    response.opaque, response.serialize_type = request.opaque, request.serialize_type
+    return response.encode()

@@ -9,15 +9,14 @@ namesrv/processor/ClientRequestProcessor.
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 import msgspec
 
+from gantrymq.background.collector import without_collections
 from gantrymq.errors import BodyError
 from gantrymq.protocol.json_header import UNREADABLE_JSON
 
@@ -80,21 +79,10 @@ def decode_request_json(data: bytes, json_type: type[T]) -> T:
     return _decode(data, json_type, _MAX_TOLERATED_BYTES)
 
 
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _decode(data: bytes, json_type: type[T], most_tolerated: int) -> T:
     if len(data) < _MANY_OBJECTS:
         return _decode_now(data, json_type, most_tolerated)
-    with _without_collections():
+    with without_collections():
         return _decode_now(data, json_type, most_tolerated)
 
 

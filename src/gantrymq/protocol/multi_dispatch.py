@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, without_property
 from gantrymq.protocol.topic_name import (
@@ -65,10 +66,12 @@ def offset_in(properties: Mapping[str, str], light_queue: str) -> int | None:
     return int(offset) if offset.isascii() and offset.isdigit() and len(offset) < _OFFSET_LENGTH else None
 
 
-def named_queues(properties: bytes) -> list[str]:
+# The check of a send, the append and the dispatch read the same properties, one after the other.
+@lru_cache(maxsize=1)
+def named_queues(properties: bytes) -> tuple[str, ...]:
     """Returns the names in INNER_MULTI_DISPATCH of encoded properties, including names that are no light queues."""
     names = find_property(properties, _DISPATCH)
-    return [] if names is None or names.isspace() else names.decode(errors="replace").split(SEPARATOR)
+    return () if names is None or names.isspace() else tuple(names.decode(errors="replace").split(SEPARATOR))
 
 
 def dispatch_problem(properties: bytes, most: int) -> str | None:
@@ -79,15 +82,21 @@ def dispatch_problem(properties: bytes, most: int) -> str | None:
     # Saves 1 us for almost every message. `in` takes 45 ns in a str and 300 ns in bytes.
     if _MARK_TEXT not in properties.decode("latin-1"):
         return None
+    return _problem(properties, most)
+
+
+@lru_cache(maxsize=1)
+def _problem(properties: bytes, most: int) -> str | None:
     space = MAX_PROPERTIES_LENGTH - len(properties) - len(OFFSET_MARK) - 2
     names = named_queues(properties)
     if len(names) > most:
         return f"{MULTI_DISPATCH} names {len(names)} queues of at most {most}"
-    longest = max((len(name.encode()) for name in names), default=0)
-    if longest > MAX_NAME_LENGTH:
-        return f"{MULTI_DISPATCH} has a name of {longest} bytes of at most {MAX_NAME_LENGTH}"
-    if any(map(_find_illegal, names)):
-        return f"{MULTI_DISPATCH} has a name with a control character, or with bytes that are no UTF-8"
+    for name in names:
+        # A character has at most four bytes.
+        if 4 * len(name) > MAX_NAME_LENGTH and (length := len(name.encode())) > MAX_NAME_LENGTH:
+            return f"{MULTI_DISPATCH} has a name of {length} bytes of at most {MAX_NAME_LENGTH}"
+        if _find_illegal(name):
+            return f"{MULTI_DISPATCH} has a name with a control character, or with bytes that are no UTF-8"
     if len(names) * _OFFSET_LENGTH > space:
         return f"the properties have no space for {MULTI_QUEUE_OFFSET}, of at most {MAX_PROPERTIES_LENGTH} bytes in all"
     return None

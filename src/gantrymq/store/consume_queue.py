@@ -30,8 +30,11 @@ UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
 NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-#: Size of the first read to find the last unit, in bytes. It is enough for most queues.
-_PROBE = 204 * UNIT_SIZE
+#: Size of the first read to find the last unit, in bytes. It is enough for most queues. With a whole page, one call of
+#: `lseek` finds that no data follows.
+_PROBE = 4096
+#: A loaded queue keeps this number of units, so that recovery reads few files again.
+LAST_UNITS = 16
 #: `_has_data` reads at most this many bytes of a file.
 _MOST_READ = 64 * 1024
 
@@ -42,10 +45,11 @@ Unit = tuple[int, int, int]
 class LoadedQueue(NamedTuple):
     """The part of a queue's files that `ConsumeQueue.load` has read.
 
-    The fields are: the last unit, None if there is none; the first unit, None if it was not read; whether data may
-    follow the last unit; the queue offset from which units may be missing, or None.
+    The fields are: the last units, `LAST_UNITS` at most; the last and the first unit, None if there is none or it was
+    not read; whether data may follow the last unit; the queue offset from which units may be missing, or None.
     """
 
+    units: bytes
     last: Unit | None
     first: Unit | None
     has_tail: bool
@@ -76,12 +80,12 @@ class ConsumeQueue(QueueFiles):
         self,
         topic: str,
         queue_id: int,
-        directory: Path,
+        directory: Path | str,
         file_size: int,
         mappings: QueueMappings,
         preallocation: Preallocation,
     ) -> None:
-        super().__init__(directory, file_size, mappings, preallocation)
+        super().__init__(str(directory), file_size, mappings, preallocation)
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
@@ -225,11 +229,12 @@ class ConsumeQueue(QueueFiles):
                 try:
                     file.sync()
                     if offset * UNIT_SIZE <= base:
-                        sync_directory(self._directory)
+                        directory = Path(self._directory)
+                        sync_directory(directory)
                         if base == min(self._files):
                             # The queue is new; its directory and that of its topic may be new, too.
-                            sync_directory(self._directory.parent)
-                            sync_directory(self._directory.parent.parent)
+                            sync_directory(directory.parent)
+                            sync_directory(directory.parent.parent)
                 except FileNotFoundError:
                     # The queue or this file was deleted in the meantime.
                     if not self._gone and base in self._files:
@@ -273,6 +278,7 @@ class ConsumeQueue(QueueFiles):
                 )
             self._files[base] = file
         first: Unit | None = None
+        units = b""
         last: Unit | None = None
         has_tail = False
         for number, base in enumerate(reversed(lengths), 1):
@@ -280,8 +286,9 @@ class ConsumeQueue(QueueFiles):
             try:
                 used, probe = _used(fd, lengths[base])
                 if used:
-                    at = (used - 1) * UNIT_SIZE
-                    last = UNIT.unpack(probe[at : at + UNIT_SIZE] or files.pread(fd, UNIT_SIZE, at))
+                    begin, end = max(used - LAST_UNITS, 0) * UNIT_SIZE, used * UNIT_SIZE
+                    units = probe[begin:end] if end <= len(probe) else files.pread(fd, end - begin, begin)
+                    last = UNIT.unpack_from(units, len(units) - UNIT_SIZE)
                     if number == len(lengths):
                         first = UNIT.unpack_from(probe)
                 has_tail = not is_closed and (number > 1 or _has_data(fd, used * UNIT_SIZE, probe))
@@ -290,7 +297,7 @@ class ConsumeQueue(QueueFiles):
             self.max_offset = self._flushed_offset = base // UNIT_SIZE + used
             if used:
                 break
-        return LoadedQueue(last, first, has_tail, self._lacks(lengths))
+        return LoadedQueue(units, last, first, has_tail, self._lacks(lengths))
 
     def _lacks(self, lengths: dict[int, int]) -> int | None:
         """Returns the queue offset from which units may be missing in files with these lengths, or None."""
@@ -451,11 +458,13 @@ def _used(fd: int, length: int) -> tuple[int, bytes]:
     After the last unit, the file must be zero.
     """
     probe = files.pread(fd, min(length, _PROBE), 0)
-    low, high = 0, length // UNIT_SIZE
-    for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
-        if probe[at : at + UNIT_SIZE] == NO_UNIT:
-            return low, probe
-        low += 1
+    at = 0
+    while (at := probe.find(NO_UNIT, at)) >= 0:
+        # The zeros may begin in the unit before.
+        at += -at % UNIT_SIZE
+        if probe.startswith(NO_UNIT, at):
+            return at // UNIT_SIZE, probe
+    low, high = len(probe) // UNIT_SIZE, length // UNIT_SIZE
     while low < high:
         middle = (low + high) // 2
         if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == NO_UNIT:

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from gantrymq.background.collector import without_collections
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import StoreError
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import is_system_topic
-from gantrymq.store.checkpoint import load_checkpoint
+from gantrymq.store.checkpoint import Checkpoint, load_checkpoint
 from gantrymq.store.cleaner import Cleaner, LowerTier
 from gantrymq.store.collect import collect
 from gantrymq.store.commit_log import CommitLog
@@ -173,13 +174,9 @@ class MessageStore:
                 checkpoint_path = config.store_path_root_dir / "checkpoint"
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
-                loaded = self._queues.load(is_closed=not directory.was_aborted)
-                self._check_log_is_there(loaded.values(), was_aborted=directory.was_aborted)
-                self._trash.load()
-                delays_ms = parse_delay_levels(config.message_delay_level)
-                recovery = Recovery(self._log, self._queues, loaded, delays_ms, config.force_verify_prop_crc, progress)
-                recovery.run(checkpoint, was_aborted=directory.was_aborted)
-                self._torn_at = recovery.torn_at
+                # Otherwise collections visit the objects of thousands of queues again and again.
+                with without_collections():
+                    self._torn_at = self._recover(checkpoint, progress)
                 self.compaction.load(was_aborted=directory.was_aborted)
                 if config.message_index_enable:
                     self._index.open(checkpoint.index_msg_timestamp, was_aborted=directory.was_aborted)
@@ -210,6 +207,17 @@ class MessageStore:
             self._threads = threads
             self._open = stack.pop_all()
         self._drop_torn()
+
+    def _recover(self, checkpoint: Checkpoint, progress: Callable[[int], None] | None) -> int | None:
+        """Loads the queues and makes them consistent with the log. Returns `Recovery.torn_at`."""
+        config, was_aborted = self.config, self._directory.was_aborted
+        loaded = self._queues.load(is_closed=not was_aborted)
+        self._check_log_is_there(loaded.values(), was_aborted=was_aborted)
+        self._trash.load()
+        delays_ms = parse_delay_levels(config.message_delay_level)
+        recovery = Recovery(self._log, self._queues, loaded, delays_ms, config.force_verify_prop_crc, progress)
+        recovery.run(checkpoint, was_aborted=was_aborted)
+        return recovery.torn_at
 
     def _check_log_is_there(self, loaded: Collection[LoadedQueue], *, was_aborted: bool) -> None:
         """Raises StoreError if queues have messages but the log or its end is missing. Recovery would drop them."""

@@ -38,7 +38,7 @@ class QueueFiles:
         "position",
     )
 
-    def __init__(self, directory: Path, file_size: int, mappings: QueueMappings, preallocation: Preallocation) -> None:
+    def __init__(self, directory: str, file_size: int, mappings: QueueMappings, preallocation: Preallocation) -> None:
         self.max_offset = 0
         #: Position of the next unit in `mapping`. At `limit`, the next unit needs a call of `preallocate` first.
         self.mapping: files.Mapping | None = None
@@ -155,8 +155,8 @@ class QueueFiles:
                 # The queue was deleted in the meantime, so delete the new file, too.
                 files.unlink(file.path, missing_ok=True)
                 with suppress(OSError):
-                    files.remove_directory(self._directory)
-                    files.remove_directory(self._directory.parent)
+                    files.remove_directory(Path(self._directory))
+                    files.remove_directory(Path(self._directory).parent)
 
     def preallocate_for(self, count: int) -> None:
         """Makes the positions of the next `count` units writable. Raises as `preallocate` does."""

@@ -77,7 +77,7 @@ class QueueTable:
             raise StoreError(f"{topic[:300]!r} can't be a topic's name: it is also a directory's")
         if not 0 <= queue_id < 1 << 31:
             raise StoreError(f"{queue_id} can't be a queue's id")
-        path = self._directory.joinpath(topic, str(queue_id))
+        path = f"{self._directory}/{topic}/{queue_id}"
         queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._preallocation)
         queue.recovered_end = self._first_recovered_end
         self._table.setdefault(topic, {})[queue_id] = queue
@@ -153,13 +153,13 @@ class QueueTable:
 
 def queues_in(path: Path) -> Iterator[tuple[str, int]]:
     """Yields topic and queue id of each directory TOPIC/QUEUE below `path`, which may be missing. Raises StoreError."""
-    for topic in _directories(path):
-        for queue_id in _directories(path / topic):
+    for topic in _directories(str(path)):
+        for queue_id in _directories(f"{path}/{topic}"):
             if queue_id.isascii() and queue_id.isdigit():
                 yield topic, int(queue_id)
 
 
-def _directories(path: Path) -> list[str]:
+def _directories(path: str) -> list[str]:
     try:
         with files.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())

@@ -287,7 +287,7 @@ class Recovery:
             last = queue.unit(offset - 1)
             if last is not None and last[0] > physical_offset:
                 return False
-        elif not queue.has(offset, units[: there * UNIT_SIZE]):
+        elif not self._has(queue, offset, units[: there * UNIT_SIZE]):
             return False
         self._queues.mark_dirty(queue)
         queue.unflushed_from(offset)
@@ -297,6 +297,18 @@ class Recovery:
         queue.restore_behind(missing)
         self._restored += len(missing) // UNIT_SIZE
         return True
+
+    def _has(self, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
+        loaded = self._loaded_units(queue, offset)
+        return loaded.startswith(units) if loaded else queue.has(offset, units)
+
+    def _loaded_units(self, queue: ConsumeQueue, offset: int) -> bytes:
+        """Returns the units from a queue offset on as `load` has read them; b"" if it has not read the first one."""
+        found = self._loaded.get(queue)
+        if found is None:
+            return b""
+        at = len(found.units) - (queue.max_offset - offset) * UNIT_SIZE
+        return found.units[at:] if at >= 0 else b""
 
     def _is_wanted(self, queue: ConsumeQueue, physical_offset: int) -> bool:
         """Returns whether the current pass over the log has to write the unit of the record at this offset."""
@@ -314,7 +326,8 @@ class Recovery:
         self._queues.mark_dirty(queue)
         queue.unflushed_from(offset)
         if offset < queue.max_offset:
-            unit = queue.unit(offset)
+            loaded = self._loaded_units(queue, offset)
+            unit = UNIT.unpack_from(loaded) if loaded else queue.unit(offset)
             if unit is not None and unit[:2] == (physical_offset, record.size):
                 # A power failure can leave a partly written unit.
                 if not self._is_unsure(record) or may_have_code(record, unit[2], code):

@@ -17,7 +17,7 @@ from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.pop import Ack, BatchAck, BatchAckBody, Checkpoint
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import RemotingCommand, encode_success
 from gantrymq.protocol.fastjson import decode_request_json
 from gantrymq.protocol.headers.pop import (
     AckMessageRequestHeader,
@@ -30,6 +30,8 @@ from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 
+#: Number of words in a receipt handle that all messages of a pop from one queue share.
+_WORDS_OF_POP = 7
 #: The pop time of a receipt handle may be at most this far in the future, in ms. Each further change of an invisible
 #: duration in the same millisecond adds 1 ms.
 _AHEAD_MS = 1000
@@ -61,6 +63,9 @@ class PopAcks(Feature):
         self._orderly = orderly
         self._wake = wake
         self._long_requests = context.long_requests
+        #: The last handle, and the words that it shares with the handles of the other messages of its pop.
+        self._last_words: str | None = None
+        self._last_handle = ReceiptHandle(0, 0, 0, 0, "", "")
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -80,13 +85,27 @@ class PopAcks(Feature):
                 f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.offset}, "
                 f"store:{queue.log_min_offset}~{queue.max_offset}",
             )
-        handle = ReceiptHandle.parse(header.extra_info)
-        if handle.is_orderly:
-            self._ack_orderly(queue, header.consumer_group, header.offset, handle.pop_time)
+        handle = self._handle(header.extra_info)
+        topic, group, offset = header.topic, header.consumer_group, header.offset
+        if handle.revive_queue_id == ORDERLY_REVIVE_QUEUE:
+            self._ack_orderly(queue, group, offset, handle.pop_time)
         else:
-            self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
-        self._count(header.topic, header.consumer_group, 1)
-        return RemotingCommand.response()
+            key = (topic, group, header.queue_id, handle.start_offset, handle.pop_time, handle.broker_name)
+            if not self._buffer.ack(key, (offset,)):
+                revive_time = handle.pop_time + handle.invisible_time
+                self._log.put_ack(_ack_of(header, handle), handle.revive_queue_id, revive_time)
+        self._count(topic, group, 1)
+        return (encode_success(request),)
+
+    def _handle(self, text: str) -> ReceiptHandle:
+        """Parses a receipt handle. The result can have the queue offset of another message of the same pop."""
+        # The handles of a pop from one queue differ in the eighth word only, and most are acknowledged one after the
+        # other.
+        words = text[: text.rfind(" ") + 1]
+        if words != self._last_words or not text[len(words) :].isdigit():
+            self._last_handle = ReceiptHandle.parse(text)
+            self._last_words = words if words.count(" ") == _WORDS_OF_POP else None
+        return self._last_handle
 
     def ack_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Handles BATCH_ACK_MESSAGE: acknowledges messages of several pops, as many as possible."""

@@ -188,11 +188,11 @@ class PopBuffer:
         pop = self._by_key.get(key)
         if pop is None or pop.checkpoint is None:
             return False
-        places = pop.checkpoint.offsets
         for offset in offsets:
-            if offset in places:
-                pop.acked |= 1 << places.index(offset)
-        if pop.acked == (1 << len(places)) - 1:
+            place = pop.checkpoint.place(offset)
+            if place >= 0:
+                pop.acked |= 1 << place
+        if pop.acked == pop.checkpoint.all_bits:
             del self._by_key[key]
             self._settle(pop)
         return True

@@ -96,7 +96,9 @@ class BrokerStats:
         self.dead_letters[topic, group] += 1
 
     def _add(self, kind: str, topic: str, group: str, count: int) -> None:
-        counts = self._counts.setdefault(kind, {})
+        counts = self._counts.get(kind)
+        if counts is None:
+            counts = self._counts[kind] = {}
         names = self._names(topic, group)
         counts[names] = counts.get(names, 0) + count
 

@@ -65,6 +65,21 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
         """The messages' queue offsets. Checkpoints of old brokers have no diffs."""
         return [self.start_offset + diff for diff in self.diffs or range(self.count)]
 
+    def place(self, offset: int) -> int:
+        """Returns the number of the bit for the message with this queue offset; -1 if the pop does not have it."""
+        diff, diffs = offset - self.start_offset, self.diffs
+        if not diffs:
+            return diff if 0 <= diff < self.count else -1
+        # Most pops have no gaps.
+        if 0 <= diff < len(diffs) and diffs[diff] == diff:
+            return diff
+        return diffs.index(diff) if diff in diffs else -1
+
+    @property
+    def all_bits(self) -> int:
+        """The bit map if all messages are acknowledged, as an unsigned number."""
+        return (1 << (len(self.diffs) or self.count)) - 1
+
     @property
     def key(self) -> PopKey:
         return self.topic, self.group, self.queue_id, self.start_offset, self.pop_time, self.broker_name

@@ -17,7 +17,7 @@ Light queues stay when their messages have expired, so that their offsets go on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from math import inf
 from weakref import WeakValueDictionary
@@ -319,7 +319,7 @@ class LightQueues:
 
     # -- adding units -------------------------------------------------------------------------------------------
 
-    def named(self, names: list[str]) -> list[LightQueue | None]:
+    def named(self, names: Sequence[str]) -> list[LightQueue | None]:
         """Returns the light queues with these names; None for a name that is no light queue's.
 
         Commits some units if there are many. Raises StoreFull if the message can't be stored now.
