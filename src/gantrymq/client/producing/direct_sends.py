@@ -80,7 +80,7 @@ class DirectSends:
             return None
         encoder = self._encoder
         if properties or not 0 < size <= self._largest_plain:
-            if not properties.keys().isdisjoint(_SPECIAL):
+            if properties and not properties.keys().isdisjoint(_SPECIAL):
                 return None
             encoded = encoder.encode(topic, message, properties)
             msg_id, own_properties = encoded.msg_id, encoded.properties
