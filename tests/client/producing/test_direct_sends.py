@@ -277,3 +277,25 @@ async def test_a_new_connection_is_used() -> None:
         broker.answers = [drop]
         assert (await producer.send(MESSAGE, timeout=TIMEOUT_S)).status is SendStatus.SEND_OK
         await send_directly(producer)
+
+
+async def test_a_changed_route_is_used_at_once() -> None:
+    brokers = former, following = [Broker("a"), Broker("b")]
+    name_server = ScriptedNameServer({})
+    async with serving([name_server, *brokers]):
+        name_server.routes["topic"] = route_over({"a": former.address}, 1)
+        async with Producer(name_server.address, "producers") as producer:
+            for _ in range(3):
+                await producer.send(MESSAGE, timeout=TIMEOUT_S)
+            await send_directly(producer)
+            former.sent.clear()
+            name_server.routes["topic"] = route_over({"b": following.address}, 1)
+            await producer.client.routes.refresh("topic")
+            for _ in range(3):
+                await producer.send(MESSAGE, timeout=TIMEOUT_S)
+            # The master of the broker also moves.
+            name_server.routes["topic"] = route_over({"b": former.address}, 1)
+            await producer.client.routes.refresh("topic")
+            await producer.send(MESSAGE, timeout=TIMEOUT_S)
+            await send_directly(producer)
+    assert [len(broker.sent) for broker in brokers] == [2, 3]

@@ -3,8 +3,8 @@
 A send is ordinary if its request can be written at once, and its message needs none of the special headers. `Sender`
 handles all other sends and all further attempts.
 
-With 32 sends in flight, this takes 98,480 instructions of the client per message instead of 146,299 (cachegrind). With
-keys and tags, it takes 123,188 instead of 168,850.
+With 32 sends in flight, this takes 87,028 instructions of the client per message instead of 146,299 (cachegrind). With
+keys and tags, it takes 117,341 instead of 168,850.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DirectSends:
             return None
         encoder = self._encoder
         if properties or not 0 < size <= self._largest_plain:
-            if not properties.keys().isdisjoint(_SPECIAL):
+            if properties and not properties.keys().isdisjoint(_SPECIAL):
                 return None
             encoded = encoder.encode(topic, message, properties)
             msg_id, own_properties = encoded.msg_id, encoded.properties
