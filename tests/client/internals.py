@@ -6,6 +6,7 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.lite_consumer import LiteConsumer
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.direct_sends import DirectSends
@@ -37,6 +38,11 @@ def direct_sends(producer: Producer) -> DirectSends:
 def client_of(consumer: SimpleConsumer) -> ClientInstance:
     assert consumer._client
     return consumer._client
+
+
+def lite_client_of(consumer: LiteConsumer) -> ClientInstance:
+    assert consumer._lite_parts
+    return consumer._lite_parts.client
 
 
 def thread_of(consumer: SyncPushConsumer | SyncSimpleConsumer) -> LoopThread:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from constants import change_constant
+from internals import lite_client_of
 from ports import free_port
 from wait_until import until, wait_until
 
@@ -396,18 +397,24 @@ async def test_a_broker_restarts(restarting: Restarting) -> None:
 
 async def test_subscribing_while_a_broker_is_down(restarting: Restarting, monkeypatch: pytest.MonkeyPatch) -> None:
     change_constant(monkeypatch, "lite_subscription_manager.RETRY_S", 0.05)
+    # The client requests the route without the stopped broker only after the first failed request.
+    change_constant(monkeypatch, "client_instance.RECONNECT_S", 60.0)
     async with simple(restarting.name_server.address, "sessions") as consumer:
         await consumer.subscribe_lite("gone")
         await restarting.stop("a")
-        # The broker has left the route only for new clients: this one still has it.
-        await consumer.subscribe_lite("one")
         with pytest.raises(RemotingError):
             await consumer.subscribe_lite("two", offset_option=FIRST)
+        await consumer.subscribe_lite("one")
         await consumer.unsubscribe_lite("gone")
         assert consumer.lite_topic_set == {"one"}
         await until(lambda: restarting.counts() == {"b": 1})
         await restarting.start("a")
-        await until(lambda: restarting.counts() == {"a": 1, "b": 1})
+
+        async def has_returned() -> bool:
+            await lite_client_of(consumer).routes.refresh("sessions")
+            return restarting.counts() == {"a": 1, "b": 1}
+
+        await until(has_returned)
 
 
 # -- push consumers ---------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class LiteSubscriptionManager:
         self._lite_topics.clear()
         leaving = self._change(LiteSubscriptionAction.COMPLETE_REMOVE, ())
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._changing:
                 results = await asyncio.gather(
                     *(self._call(name, leaving) for name in self._synced), return_exceptions=True
                 )

@@ -86,8 +86,8 @@ class PoppedLiteTopics:
         self._brokers: dict[str, Repeating] = {}
         #: Number of messages in flight.
         self._count = 0
-        #: The jobs that wait until fewer messages are in flight.
-        self._paused: dict[Repeating, None] = {}
+        #: The brokers whose jobs wait until fewer messages are in flight.
+        self._paused: dict[str, None] = {}
         self._answers = Tasks(f"an answer of group {self._api.group} about a message of a lite topic")
         self._finding = Repeating(f"finding brokers of {topic}", self._find_brokers, _BROKERS_S)
         self._client.routes.watch(self._route_changed)
@@ -135,7 +135,7 @@ class PoppedLiteTopics:
     async def _next(self, broker_name: str, short_polls: ShortPolls) -> float:
         """Makes one pop. Returns the pause before the next one, in seconds."""
         if self._count > self._options.max_messages:
-            self._paused[self._brokers[broker_name]] = None
+            self._paused[broker_name] = None
             return inf
         began = clock.monotonic()
         self._lite_subscriptions.check(broker_name)
@@ -200,7 +200,9 @@ class PoppedLiteTopics:
                 self.pool.submit(batch, [batch.waiting.popleft()])
         if self._count <= self._options.max_messages:
             while self._paused:
-                self._paused.popitem()[0].wake()
+                broker_name, _ = self._paused.popitem()
+                if broker_name in self._brokers:
+                    self._brokers[broker_name].wake()
 
     def _drop(self, batch: LiteBatch) -> None:
         batch.dropped = True
