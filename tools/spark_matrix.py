@@ -89,6 +89,7 @@ ROWS = {
         "test_spark_bodies.py",
         "test_spark_body_avro.py",
         "test_spark_body_encoding.py",
+        "test_spark_body_inference.py",
         "test_spark_body_json.py",
         "test_spark_body_protobuf.py",
         "test_spark_body_registry.py",
