@@ -55,9 +55,6 @@ _START_S = 0.2
 T = TypeVar("T")
 
 
-light_units.install()
-
-
 def store_config(plan: Plan) -> StoreConfig:
     config = StoreConfig(
         store_path_root_dir=Path("/store"),
@@ -131,6 +128,8 @@ class Servers:
     """NameServers, brokers and controllers."""
 
     def __init__(self, world: World, plan: Plan) -> None:
+        # Not when the module is imported: tests import it into processes that have real stores.
+        light_units.install()
         self._plan = plan
         #: True for SYNC_FLUSH.
         self.is_synced = plan.is_synced

@@ -89,7 +89,7 @@ async def test_who_consumes_a_topic_and_what_a_group_consumes(large: Peer, broke
     assert decode_json(answer.body, dict)["topicList"] == ["orders", "topic-7"]
     broker.offsets.remove_group("group-7")
     broker.offsets.clone("group-8", "new", "topic-8")
-    broker.offsets.remove_topic("topic-8")
+    broker.offsets.remove_topics({"topic-8"})
     assert (broker.offsets.groups_of("topic-7"), broker.offsets.topics_of("group-7")) == (set(), set())
     assert (broker.offsets.groups_of("topic-8"), broker.offsets.topics_of("new")) == (set(), set())
     assert broker.offsets.topics_of("group-8") == {"orders"}

@@ -227,6 +227,10 @@ async def test_an_exclusive_group(lite: LitePeer, remoting: RemotingClient, brok
         subscriptions = lite_of(broker).subscriptions
         assert {client.client_id: len(client.queues) for client in subscriptions} == {"a": 1, "b": 1}
         assert [one.client_id for one in subscriptions.subscribers(light_queue_of(TOPIC, "one"))] == ["b"]
+        # A client that has not lost the lite topic takes it over also by a repetition: its change may have been lost.
+        response = await first.change(REPLACE, "one", client="c", group="exclusive")
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        assert [one.client_id for one in subscriptions.subscribers(light_queue_of(TOPIC, "one"))] == ["c"]
     finally:
         await other.close()
 
@@ -449,6 +453,21 @@ async def check_expiry(broker: Broker, lite: LitePeer, wrong_clock: WrongClock) 
     assert (await lite.send_to("old", b"3", "short")).code == ResponseCode.SUCCESS
     [message] = [one for one in await lite.pop(topic="short", group="short-readers") if one.lite_topic == "old"]
     assert (message.offset, message.body) == (0, b"3")
+
+
+async def test_lite_topics_of_a_recreated_topic_stay(lite: LitePeer, broker: Broker) -> None:
+    """Slices of 50 delete the lite topics of a deleted topic, which can be created again meanwhile."""
+    light = broker.store.light
+    assert light is not None
+    for name in [*map(str, range(120)), "last"]:
+        await fill(lite, name, b"old")
+    response = await lite.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+    assert response.code == ResponseCode.SUCCESS
+    await until(lambda: light.queue_count < 121)
+    await lite.create()
+    await fill(lite, "last", b"new")
+    await until(lambda: light.queue_count < 2)
+    assert [name for name, _ in light.last_places("%LMQ%", "")] == [light_queue_of(TOPIC, "last")]
 
 
 async def test_a_lite_topic_with_a_new_message_is_not_deleted(lite: LitePeer, broker: Broker) -> None:

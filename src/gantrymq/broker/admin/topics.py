@@ -123,7 +123,7 @@ class TopicAdmin(Feature):
         }
         known = {name: config for name in (topic, *retry_topics) if (config := self._topics.get(name)) is not None}
         queues = [queue for config in known.values() for queue in self._queues_of(config)]
-        self._offsets.remove_topic(topic)
+        self._offsets.remove_topics({topic})
         self._offsets.topics_deleted(known.keys(), self._store.min_physical_offset, self._store.max_physical_offset)
         for name in {topic, *known}:
             if self._topics.remove(name):
@@ -175,7 +175,7 @@ class TopicAdmin(Feature):
         for n, topic in enumerate(self._store.topics(), 1):
             if self._topics.get(topic) is None and not is_system_topic(topic):
                 log.info("%s has the queues of topic %s deleted, which does not exist", address, topic)
-                self._offsets.remove_topic(topic)
+                self._offsets.remove_topics({topic})
                 self._store.delete_topic(topic)
             if not n % _CLEANED_AT_ONCE:
                 yield

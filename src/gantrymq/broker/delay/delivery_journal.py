@@ -11,7 +11,8 @@ time share one entry.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
+from zlib import crc32
 
 import msgspec
 
@@ -48,6 +49,30 @@ class JournalEntry(msgspec.Struct, rename="camel", kw_only=True):
 
 
 E = TypeVar("E", bound=JournalEntry)
+
+
+class _Source(NamedTuple):
+    """What identifies a delayed message and its delivered copy. It replaces the body, which can take megabytes."""
+
+    topic: bytes | None
+    identity: tuple[object, ...]
+
+    @classmethod
+    def of(cls, record: Record, topic: bytes | None) -> Self:
+        """Returns this for a record and the topic of its delivery."""
+        identity = (
+            record.born_timestamp,
+            record.born_host,
+            record.flag,
+            record.reconsume_times,
+            find_property(record.properties, _UNIQUE_KEY),
+            len(record.body),
+            crc32(record.body),
+        )
+        return cls(topic, identity)
+
+    def is_copy_of(self, source: _Source | None) -> bool:
+        return source is not None and self.topic in (source.topic, _TIMER_TOPIC) and self.identity == source.identity
 
 
 class DeliveryJournal(Generic[E]):
@@ -110,12 +135,21 @@ class DeliveryJournal(Generic[E]):
 
         `start` is the end of the entry, where the delivered copies begin. Raises RecordError, StoreError.
         """
-        sources = [self._source(offset, start) for offset in entry.sources]
+        offsets = entry.sources
+        # Reads each source once, and only when it is compared.
+        known: dict[int, _Source | None] = {}
+
+        def source(number: int) -> _Source | None:
+            if number not in known:
+                known[number] = self._source(offsets[number], start)
+            return known[number]
+
         done = 0
         for record in self._appender.store.records_with(b"", start):
-            found = next((i for i in range(done, len(sources)) if _is_copy(record, sources[i])), None)
+            copied = _Source.of(record, record.topic)
+            found = next((i for i in range(done, len(offsets)) if copied.is_copy_of(source(i))), None)
             if found is None:
-                if done == len(sources) or sources[done] is not None:
+                if done == len(offsets) or source(done) is not None:
                     break
                 # The record may be the copy of a source that was deleted after its delivery, with its file. This
                 # source counts as delivered: it can't be delivered again.
@@ -123,34 +157,14 @@ class DeliveryJournal(Generic[E]):
             done = found + 1
         return done
 
-    def _source(self, offset: int, end: int) -> Record | None:
-        """Returns the message at a physical offset before `end`. None if it is deleted or damaged."""
+    def _source(self, offset: int, end: int) -> _Source | None:
+        """Returns what identifies the message at a physical offset before `end`. None if it is deleted or damaged."""
         store = self._appender.store
         if not store.min_physical_offset <= offset < end:
             return None
         try:
-            return store.read_record(offset)
+            record = store.read_record(offset)
         except RecordError:
             # The broker skips damaged messages.
             return None
-
-
-def _is_copy(record: Record, source: Record | None) -> bool:
-    """Returns whether a record is the delivered copy of a message."""
-    return (
-        source is not None
-        and record.topic in (find_property(source.properties, _REAL_TOPIC), _TIMER_TOPIC)
-        and _identity(record) == _identity(source)
-        and record.body == source.body
-    )
-
-
-def _identity(record: Record) -> tuple[object, ...]:
-    """Returns the fields that do not change when a message is stored again."""
-    return (
-        record.born_timestamp,
-        record.born_host,
-        record.flag,
-        record.reconsume_times,
-        find_property(record.properties, _UNIQUE_KEY),
-    )
+        return _Source.of(record, find_property(record.properties, _REAL_TOPIC))

@@ -76,6 +76,7 @@ class LiteControl:
     def _all(self, connection: Connection, changes: Sequence[LiteSubscription]) -> Steps:
         for change in changes:
             yield from self._one(connection, change)
+            yield
         return RemotingCommand.response()
 
     def _one(self, connection: Connection, change: LiteSubscription) -> Steps:
@@ -101,7 +102,7 @@ class LiteControl:
             yield from self._remove(client, [name for name in client.queues if name not in wanted])
         for number, name in enumerate(names, 1):
             # A client repeats its lite topics by COMPLETE_ADD, also those that it has lost to another client.
-            self._add(client, group, name, None if is_complete else change.offset_option, takes_over=not is_complete)
+            self._add(client, group, name, None if is_complete else change.offset_option, is_repeated=is_complete)
             if not number % _AT_ONCE:
                 yield
         return None
@@ -135,12 +136,13 @@ class LiteControl:
         name: str,
         option: OffsetOption | None,
         *,
-        takes_over: bool,
+        is_repeated: bool,
     ) -> None:
         queue = self._store.queue(name, LIGHT_QUEUE_ID)
         is_new = name not in client.queues
         is_exclusive = is_new and group.attributes.get(LITE_SUB_MODEL) == LITE_EXCLUSIVE
-        if is_exclusive and not takes_over and self._subscriptions.subscribers(name, client.group):
+        if is_exclusive and is_repeated and self._subscriptions.has_lost(client, name):
+            # It has not received the notification.
             self._subscriptions.notify(client, name)
             return
         self._subscriptions.add(client, queue, lite_client_quota(group.attributes))

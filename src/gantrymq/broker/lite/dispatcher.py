@@ -50,7 +50,7 @@ class LiteDispatcher:
         self._times: dict[tuple[str, str], int] = {}
         self._showing = context.jobs.repeating("dispatch lite topics that are visible again", self._show)
         self._checking = context.jobs.repeating("check for absent clients of lite topics", self._check, _CHECK_S)
-        self._check_steps: Iterator[None] = iter(())
+        self._check_steps: Iterator[None] | None = None
 
     def start(self) -> None:
         self._showing.start()
@@ -141,9 +141,11 @@ class LiteDispatcher:
 
     def _check(self) -> float:
         """Runs one slice of a check. Returns the pause to the next slice or check, in seconds."""
+        if self._check_steps is None:
+            self._check_steps = self._give_away()
         for _ in self._check_steps:
             return _PAUSE_S
-        self._check_steps = self._give_away()
+        self._check_steps = None
         return _CHECK_S
 
     def _give_away(self) -> Iterator[None]:
@@ -151,7 +153,8 @@ class LiteDispatcher:
 
         Yields after some of them.
         """
-        for number, client in enumerate(self._subscriptions, 1):
+        # Found first: a client that gets a queue from another one here has had no time to pop it.
+        for number, client in enumerate([one for one in self._subscriptions if self._is_absent(one)], 1):
             for count, name in enumerate(list(client.ready), 1):
                 if not self._is_absent(client):
                     break

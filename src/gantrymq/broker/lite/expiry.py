@@ -22,8 +22,8 @@ log = peer_log(__name__)
 _PAUSE_S = 0.05
 #: Number of lite topics that one slice deletes. Each takes about 0.1 ms.
 _DELETED_AT_ONCE = 50
-#: A physical offset after every log, and one before every log.
-_EVER, _NEVER = 1 << 62, -2
+#: A physical offset before every log.
+_NEVER = -2
 
 
 class LiteExpiry:
@@ -108,7 +108,8 @@ class LiteExpiry:
     def _find_before(self, topic: str) -> int:
         config = self._topics.get(topic)
         if config is None:
-            return _EVER
+            # Later messages are of a topic that was created again.
+            return self._store.max_physical_offset
         minutes = lite_expiration_minutes(config.attributes) if is_lite(config.attributes) else -1
         if minutes <= 0 or monotonic() < self._began + self._config.min_lite_ttl / 1000:
             # After a start, clients need time to send to their lite topics again.

@@ -166,7 +166,7 @@ class LiteTopics(Feature):
             self.subscriptions.forget(client)
 
     def _lite_topics_deleted(self, names: Collection[str]) -> None:
+        self._offsets.remove_topics(set(names))
         for name in names:
-            self._offsets.remove_topic(name)
             self.subscriptions.forget_queue(name)
         self.orderly.discard_topics(set(names))

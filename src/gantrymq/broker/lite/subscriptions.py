@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
+from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.context import BrokerContext
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.lite import ClientGroup
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,6 +23,9 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
+
+#: Number of lost subscriptions that are remembered. One takes up to 1 KiB.
+_MOST_LOST = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +80,8 @@ class LiteSubscriptions:
         self._watch = watch
         self._freed = freed
         self._clients: dict[str, LiteClient] = {}
+        #: (client id, light queue): subscriptions that clients of exclusive groups have lost to others, oldest first.
+        self._lost: dict[tuple[str, str], None] = {}
         #: The subscribers of a light queue.
         self._by_queue: dict[str, dict[LiteClient, None]] = {}
         #: Number of subscriptions of all clients.
@@ -109,9 +115,12 @@ class LiteSubscriptions:
     def add(self, client: LiteClient, queue: ConsumeQueue, quota: int | None) -> None:
         """Adds a subscription.
 
-        Raises RequestRefused if the client has `quota` of them or the broker too many, or if another request has
-        created a client with this id.
+        Raises RequestRefused if the client has `quota` of them or the broker too many, if another request has created a
+        client with this id, or if the broker has become a slave.
         """
+        if self._config.broker_role is BrokerRole.SLAVE:
+            # The request began while the broker was master.
+            raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave", RefusalReason.NOT_MASTER)
         if queue.topic in client.queues:
             return
         most = self._config.max_lite_subscription_count
@@ -125,6 +134,7 @@ class LiteSubscriptions:
                 f"another request changes the lite topics of client {client.client_id[:200]}: repeat this one",
             )
         client.queues[queue.topic] = queue
+        self._lost.pop((client.client_id, queue.topic), None)
         subscribers = self._by_queue.get(queue.topic)
         if subscribers is None:
             subscribers = self._by_queue[queue.topic] = {}
@@ -159,8 +169,15 @@ class LiteSubscriptions:
         others = [client for client in self.subscribers(name, group) if client is not by]
         for client in others:
             self.remove(client, name)
+            if len(self._lost) >= _MOST_LOST:
+                del self._lost[next(iter(self._lost))]
+            self._lost[client.client_id, name] = None
             self.notify(client, name)
         return others
+
+    def has_lost(self, client: LiteClient, name: str) -> bool:
+        """Returns whether another client of the group has taken a light queue over from this one, and still has it."""
+        return (client.client_id, name) in self._lost and bool(self.subscribers(name, client.group))
 
     def forget(self, client: LiteClient) -> None:
         """Removes a client with all its subscriptions."""
@@ -177,6 +194,7 @@ class LiteSubscriptions:
 
     def forget_all(self) -> None:
         """Removes all clients."""
+        self._lost.clear()
         for client in self:
             client.ready.clear()
         for client in self:

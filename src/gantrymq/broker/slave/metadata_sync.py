@@ -101,6 +101,10 @@ class MetadataSync(Feature):
         #: The master whose tables have all been copied and applied once; None before the first.
         self.copied_from: str | None = None
         self._topics_deleted = context.events.topics_deleted
+        #: (topic, queue id) of the queues that have begun again since the last copied table of offsets was applied.
+        self._restarted: dict[tuple[str, int], None] = {}
+        #: Topic -> its largest missing queue for which the tables were copied at once.
+        self._copied_for: dict[str, int] = {}
         context.events.master_changed.subscribe(self._copy_soon)
         context.events.messages_replicated.subscribe(self._messages_replicated)
         context.store.replica.restart_listeners.append(self._queue_restarted)
@@ -127,6 +131,7 @@ class MetadataSync(Feature):
     async def become_slave(self) -> None:
         """Starts copying the master's tables."""
         self._topics_known_to = self._replication.log_end
+        self._copied_for.clear()
         self._copying.start(0.0)
         self._taking.start()
         if self._config.store.timer_wheel_enable:
@@ -145,8 +150,12 @@ class MetadataSync(Feature):
 
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
-            if queue.queue_id >= self._queue_nums(queue.topic) and not is_system_topic(queue.topic):
+            topic, queue_id = queue.topic, queue.queue_id
+            is_missing = queue_id >= self._queue_nums(topic) and not is_system_topic(topic)
+            # A queue that an administrator has removed is still missing after the copy.
+            if is_missing and queue_id > self._copied_for.get(topic, -1):
                 # Consumers can't read the queue until its topic is copied, and the master may fail at any time.
+                self._copied_for[topic] = queue_id
                 self._copy_soon()
 
     def _queue_restarted(self, queue: ConsumeQueue) -> None:
@@ -155,6 +164,8 @@ class MetadataSync(Feature):
         If the master fails before the next copy, groups would otherwise skip messages of the new topic.
         """
         self._offsets.remove_queue(queue.topic, queue.queue_id)
+        self._restarted[queue.topic, queue.queue_id] = None
+        self._copied_for.pop(queue.topic, None)
         self._copy_soon()
 
     def _queue_nums(self, topic: str) -> int:
@@ -317,8 +328,9 @@ class MetadataSync(Feature):
                 log.warning("topic %s has messages, and the former master had not reported it: it is made", topic)
                 self._topics.create_if_absent(topic, count)
             else:
+                # Readable only: an administrator may have removed the queue, which still gets delayed messages.
                 log.warning("queue %d of topic %s has messages, but the slave knew %d queues", count - 1, topic, known)
-                self._topics.put(msgspec.structs.replace(config, read_queue_nums=count, write_queue_nums=count))
+                self._topics.put(msgspec.structs.replace(config, read_queue_nums=count))
 
     async def _copy_groups(self, master: str) -> None:
         body = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -332,6 +344,11 @@ class MetadataSync(Feature):
     def _take_offsets(self, table: OffsetTable) -> None:
         self._offsets.copy(table)
         deleted = table.discards.deleted_topics
+        for topic, queue_id in self._restarted:
+            if deleted.get(topic) == self._deleted.get(topic):
+                # The table is older than the deletion of the topic.
+                self._offsets.remove_queue(topic, queue_id)
+        self._restarted.clear()
         self._delete_old_queues({topic: at for topic, at in deleted.items() if self._deleted.get(topic) != at})
         self._deleted = deleted
 

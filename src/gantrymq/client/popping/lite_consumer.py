@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.consumer_base import GroupMember
@@ -13,7 +14,7 @@ from gantrymq.client.consuming.options import GroupMemberOptions
 from gantrymq.client.options import option
 from gantrymq.client.popping.lite_subscription_manager import LiteSubscriptionManager
 from gantrymq.client.popping.pop_api import PopApi
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, SubscriptionData
 from gantrymq.protocol.bodies.lite import OffsetOption
 from gantrymq.protocol.codes import RequestCode
@@ -33,7 +34,8 @@ class LiteConsumerOptions(GroupMemberOptions):
     )
     on_unsubscribe_lite: Callable[[str], object] | None = option(
         None,
-        "Called in the event loop with each lite topic that another consumer of an exclusive group has taken over.",
+        "Called in the event loop with each lite topic that another consumer of an exclusive group has taken over. A "
+        "plain function.",
     )
 
     def _check(self) -> None:
@@ -42,6 +44,8 @@ class LiteConsumerOptions(GroupMemberOptions):
             raise IllegalMessage(f"bind_topic={self.bind_topic!r}: must be the name of a topic")
         if problem := topic_problem(self.bind_topic):
             raise IllegalMessage(problem)
+        if iscoroutinefunction(self.on_unsubscribe_lite):
+            raise ClientError("on_unsubscribe_lite must be a plain function: a coroutine function would not be awaited")
 
 
 @dataclass(frozen=True, slots=True)

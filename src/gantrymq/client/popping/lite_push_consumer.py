@@ -61,7 +61,9 @@ class LitePushConsumer(LiteConsumer):
 
     A message is consumed when the handler returns. If the handler raises, the broker redelivers the message, and those
     after it in its lite topic, after `suspend`. There is no limit of redeliveries: to skip a message, return. If
-    the handler takes longer than the invisible duration (`pop`), the message is redelivered as well.
+    a message is not handled within its invisible duration (`pop`), it is redelivered as well. This time begins with the
+    pop, so the wait for earlier messages of the same lite topic counts. With slow handlers, set a longer
+    `invisible_time` or a smaller `batch_size`.
     """
 
     _options: LitePushConsumerOptions

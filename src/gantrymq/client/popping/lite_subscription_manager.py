@@ -67,12 +67,16 @@ class LiteSubscriptionManager:
         self._topic = topic
         self._on_unsubscribe_lite = on_unsubscribe_lite
         self._lite_topics: dict[str, None] = {}
+        #: The lite topic of a PARTIAL_ADD in flight. Notifications about it can be of an earlier subscription.
+        self._adding: str | None = None
         #: Held during requests, so that a repetition never overtakes a change.
         self._changing = asyncio.Lock()
         #: Broker name -> the connection over which its master got the whole set.
         self._synced: dict[str, Connection] = {}
         #: Time of the next repetition to all brokers (monotonic, s).
         self._due = 0.0
+        #: Time until which the whole set is not sent, because a broker has refused it (monotonic, s).
+        self._refused_until = 0.0
         self._repeating = Repeating(f"repeating the lite topics of group {group}", self._repeat, after_error_s=RETRY_S)
         client.routes.watch(self._route_changed)
 
@@ -101,14 +105,15 @@ class LiteSubscriptionManager:
         """Removes the subscriptions from the brokers, within at most `timeout_s` seconds."""
         await self._repeating.stop()
         self._lite_topics.clear()
+        # Also from brokers that have refused the last request: they can have the subscriptions of an earlier one.
+        route = self._client.routes.cached(self._topic)
+        names = set(self._synced) if route is None else {queue.broker_name for queue in read_queues(self._topic, route)}
         leaving = self._change(LiteSubscriptionAction.COMPLETE_REMOVE, ())
         try:
             async with asyncio.timeout(timeout_s), self._changing:
-                results = await asyncio.gather(
-                    *(self._call(name, leaving) for name in self._synced), return_exceptions=True
-                )
+                results = await asyncio.gather(*(self._call(name, leaving) for name in names), return_exceptions=True)
         except TimeoutError:
-            results = [TimeoutError(f"no answer in {timeout_s:g} s")]
+            results = [TimeoutError(f"no response in {timeout_s:g} s")]
         for error in results:
             if isinstance(error, Exception):
                 log.info("the lite topics of group %s expire later at a broker: %s", self._group, error)
@@ -120,6 +125,7 @@ class LiteSubscriptionManager:
             if not is_new and offset_option is None:
                 return
             self._lite_topics[lite_topic] = None
+            self._adding = lite_topic
             try:
                 change = self._change(LiteSubscriptionAction.PARTIAL_ADD, [lite_topic], offset_option)
                 names = await self.broker_names()
@@ -134,6 +140,8 @@ class LiteSubscriptionManager:
                     self._lite_topics.pop(lite_topic, None)
                     self._repeat_soon()
                 raise
+            finally:
+                self._adding = None
 
     async def unsubscribe(self, lite_topic: str) -> None:
         """Removes the subscription at all brokers. A broker that can't be reached now gets the whole set later."""
@@ -142,12 +150,16 @@ class LiteSubscriptionManager:
                 return
             del self._lite_topics[lite_topic]
             change = self._change(LiteSubscriptionAction.PARTIAL_REMOVE, [lite_topic])
-            errors = await self._to_all(await self.broker_names(), change)
+            try:
+                errors = await self._to_all(await self.broker_names(), change)
+            except GantryError as e:
+                errors = [e]
+                self._repeat_soon()
             _raise_first([error for error in errors if not _can_be_retried(error)])
 
     def check(self, broker_name: str) -> None:
         """Sends the whole set soon if the master of a broker may not have it. Call it before each pop."""
-        if not self._is_synced(broker_name):
+        if not self._is_synced(broker_name) and clock.monotonic() >= self._refused_until:
             self._repeating.wake()
 
     def pop_failed(self, broker_name: str) -> None:
@@ -159,7 +171,8 @@ class LiteSubscriptionManager:
         header = request.read_header(NotifyUnsubscribeLiteRequestHeader)
         is_mine = (header.consumer_group, header.client_id) == (self._group, self._client.client_id)
         lite_topic = header.lite_topic
-        if not is_mine or lite_topic not in self._lite_topics:
+        if not is_mine or lite_topic not in self._lite_topics or lite_topic == self._adding:
+            # If the lite topic is lost, the broker notifies again at the next repetition.
             return
         del self._lite_topics[lite_topic]
         log.info("another client of group %s has taken over the lite topic %s", self._group, lite_topic)
@@ -194,8 +207,11 @@ class LiteSubscriptionManager:
                 names = await self.broker_names()
                 is_incomplete = await self._send_all([name for name in names if is_due or not self._is_synced(name)])
             except GantryError as e:
-                # Neither a refusal nor a missing topic changes soon. A new route wakes this job.
                 self._report(e)
+                if _can_be_retried(e):
+                    return RETRY_S
+                # A refusal does not change soon.
+                self._refused_until = clock.monotonic() + REPEAT_S
                 return REPEAT_S
             return RETRY_S if is_incomplete else max(self._due - clock.monotonic(), 0.0)
 
@@ -228,7 +244,8 @@ class LiteSubscriptionManager:
             if isinstance(result, GantryError):
                 self._synced.pop(name, None)
                 self._client.report_failure(self._topic, result)
-                self._repeating.wake(RETRY_S)
+                if _can_be_retried(result):
+                    self._repeating.wake(RETRY_S)
                 errors.append(result)
             elif isinstance(result, BaseException):
                 raise result

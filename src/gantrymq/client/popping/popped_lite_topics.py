@@ -86,6 +86,8 @@ class PoppedLiteTopics:
         self._brokers: dict[str, Repeating] = {}
         #: Number of messages in flight.
         self._count = 0
+        #: Enough messages in flight for `concurrency` lite topics, because a pop can be full of one lite topic.
+        self._most = max(options.max_messages, concurrency * options.batch_size)
         #: The brokers whose jobs wait until fewer messages are in flight.
         self._paused: dict[str, None] = {}
         self._answers = Tasks(f"an answer of group {self._api.group} about a message of a lite topic")
@@ -113,13 +115,16 @@ class PoppedLiteTopics:
         if topic == self._topic:
             self._finding.wake()
 
-    async def _find_brokers(self) -> None:
-        """Starts a job for each new broker of the topic, and stops those of brokers that have left."""
+    async def _find_brokers(self) -> float:
+        """Starts a job for each new broker of the topic, and stops those of brokers that have left.
+
+        Returns the pause before the next search, in seconds.
+        """
         try:
             names = await self._lite_subscriptions.broker_names()
         except GantryError as e:
             self._client.failure_log.report(f"can't find the brokers of topic {self._topic}", e)
-            return
+            return RETRY_DELAY_S
         gone = [self._brokers.pop(name) for name in list(self._brokers) if name not in names]
         await asyncio.gather(*(job.stop() for job in gone))
         for name in names:
@@ -131,10 +136,11 @@ class PoppedLiteTopics:
                 )
                 self._brokers[name] = job
                 job.start(0.0)
+        return _BROKERS_S
 
     async def _next(self, broker_name: str, short_polls: ShortPolls) -> float:
         """Makes one pop. Returns the pause before the next one, in seconds."""
-        if self._count > self._options.max_messages:
+        if self._count > self._most:
             self._paused[broker_name] = None
             return inf
         began = clock.monotonic()
@@ -177,7 +183,7 @@ class PoppedLiteTopics:
         self._count -= 1
         if is_visible_again(message):
             log.warning(
-                "handler took more than the invisible duration: %s; the broker redelivers it (result: %s)",
+                "not handled within its invisible duration: %s; the broker redelivers it (result: %s)",
                 failed_attempt(message),
                 error or "handled",
             )
@@ -198,7 +204,7 @@ class PoppedLiteTopics:
             self._answer(self._api.ack(message, self._topic, message.lite_topic), message)
             if batch.waiting:
                 self.pool.submit(batch, [batch.waiting.popleft()])
-        if self._count <= self._options.max_messages:
+        if self._count <= self._most:
             while self._paused:
                 broker_name, _ = self._paused.popitem()
                 if broker_name in self._brokers:

@@ -143,3 +143,5 @@ class LightQueue(ConsumeQueue):
         """Makes the queue empty, with the next offset 0."""
         self.begin_at(None, 0)
         self.min_offset = self.log_min_offset = 0
+        if self.recovered_end is not None:
+            self.recovered_end = 0
