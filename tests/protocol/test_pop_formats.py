@@ -87,9 +87,9 @@ def test_lists_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize("diffs", [[], [0], [0, 1, 2], [0, 2, 5], [1, 2], [3, 1, 2]])
-def test_places_of_a_checkpoint_are_those_of_its_offsets(diffs: list[int]) -> None:
+def test_bits_of_a_checkpoint_are_those_of_its_offsets(diffs: list[int]) -> None:
     checkpoint = Checkpoint(5, 0, 0, len(diffs) or 3, 0, "t", "g", diffs=diffs)
     offsets = checkpoint.offsets
     for offset in range(15):
-        assert checkpoint.place(offset) == (offsets.index(offset) if offset in offsets else -1)
+        assert checkpoint.bit_of(offset) == (offsets.index(offset) if offset in offsets else -1)
     assert checkpoint.all_bits == (1 << len(offsets)) - 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from scripted_producer import ProducerBroker, scripted_cluster
@@ -14,7 +16,8 @@ from wait_until import until
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendStatus
-from gantrymq.client.producing.cross_thread_sends import CrossThreadSends, SendCall
+from gantrymq.client.producing import cross_thread_sends
+from gantrymq.client.producing.cross_thread_sends import CrossThreadSend, CrossThreadSends
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.sender import Sender
 from gantrymq.errors import BrokerError, ClientClosed, IllegalMessage, SendOutcomeUnknown
@@ -160,8 +163,86 @@ async def test_waiting_calls_are_sent_in_order() -> None:
     assert [sent.body for sent in broker.sent[1:]] == [b"%d" % n for n in range(20)]
 
 
+class InterruptedThread(LoopThread):
+    """Its next `call_soon` calls `interruption` and is interrupted."""
+
+    interruption: Callable[[], object] | None = None
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        if self.interruption is not None:
+            interruption, self.interruption = self.interruption, None
+            interruption()
+            raise KeyboardInterrupt
+        super().call_soon(callback)
+
+
+async def test_an_interrupted_call_does_not_stop_those_of_other_threads() -> None:
+    broker = Broker()
+    async with scripted_cluster(broker) as address:
+        producer = Producer(address, "producers")
+        with InterruptedThread("test", producer.close) as thread:
+            await asyncio.wrap_future(thread.submit(producer.start()))
+            await asyncio.wrap_future(thread.submit(producer.send(MESSAGE, timeout=TIMEOUT_S)))
+            broker.sent.clear()
+            sends = CrossThreadSends(producer, thread)
+            # The other call comes before the interruption, and therefore does not wake the loop.
+            thread.interruption = partial(sends.add, Message("topic", b"other"), TIMEOUT_S)
+            with pytest.raises(KeyboardInterrupt):
+                sends.add(Message("topic", b"interrupted"), TIMEOUT_S)
+            await until(lambda: len(broker.sent) == 1)
+            sends.add(Message("topic", b"later"), TIMEOUT_S)
+            await until(lambda: len(broker.sent) == 2)
+            await asyncio.wrap_future(thread.submit(producer.close()))
+    assert [sent.body for sent in broker.sent] == [b"other", b"later"]
+
+
+def has_ended(call: CrossThreadSend) -> bool:
+    """Returns whether `result` ends with the call's error. Otherwise it waits for ever."""
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(IllegalMessage) as raised:
+            call.result()
+        errors.append(raised.value)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    return len(errors) == 1
+
+
+def test_a_call_ends_although_a_callback_fails() -> None:
+    def fail(call: CrossThreadSend) -> None:
+        raise RuntimeError("callback")
+
+    call = CrossThreadSend(MESSAGE, TIMEOUT_S)
+    call.add_done_callback(fail)
+    with pytest.raises(RuntimeError, match="callback"):
+        call.set_exception(IllegalMessage("first"))
+    assert has_ended(call)
+
+
+class TakenByAnother(deque[object]):
+    """Another thread takes each item between a check for items and `popleft`. Without the GIL, this is possible."""
+
+    def popleft(self) -> object:
+        self.clear()
+        return super().popleft()
+
+
+def test_a_call_ends_although_another_thread_takes_its_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_thread_sends, "deque", TakenByAnother)
+    call = CrossThreadSend(MESSAGE, TIMEOUT_S)
+    ended: list[CrossThreadSend] = []
+    call.add_done_callback(ended.append)
+    call.set_exception(IllegalMessage("first"))
+    assert has_ended(call)
+    assert not ended
+
+
 def test_the_first_outcome_of_a_call_counts() -> None:
-    call, ended = SendCall(MESSAGE, TIMEOUT_S), []
+    call = CrossThreadSend(MESSAGE, TIMEOUT_S)
+    ended: list[CrossThreadSend] = []
     call.add_done_callback(ended.append)
     assert not call.done()
     call.set_exception(IllegalMessage("first"))
@@ -175,7 +256,7 @@ def test_the_first_outcome_of_a_call_counts() -> None:
 
 
 def test_a_cancelled_call_has_no_result() -> None:
-    call = SendCall(MESSAGE, TIMEOUT_S)
+    call = CrossThreadSend(MESSAGE, TIMEOUT_S)
     assert call.cancel()
     call.set_exception(IllegalMessage("late"))
     assert call.cancelled()

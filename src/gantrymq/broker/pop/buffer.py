@@ -189,9 +189,9 @@ class PopBuffer:
         if pop is None or pop.checkpoint is None:
             return False
         for offset in offsets:
-            place = pop.checkpoint.place(offset)
-            if place >= 0:
-                pop.acked |= 1 << place
+            bit = pop.checkpoint.bit_of(offset)
+            if bit >= 0:
+                pop.acked |= 1 << bit
         if pop.acked == pop.checkpoint.all_bits:
             del self._by_key[key]
             self._settle(pop)

@@ -13,11 +13,11 @@ from gantrymq.client.middleware import ReceiveContext, around_receives
 from gantrymq.client.options import takes
 from gantrymq.client.popping.lite_consumer import LiteConsumer, LiteConsumerOptions
 from gantrymq.client.popping.poll_rotation import (
-    ANSWER_MS,
     BUSY_DELAY_S,
     INVISIBLE_S,
     MAX_MESSAGES,
     RECEIVE_TIMEOUT_S,
+    RESPONSE_MS,
     PollRotation,
     Target,
 )
@@ -150,7 +150,7 @@ class LiteSimpleConsumer(LiteConsumer):
             bname=broker_name,
         )
         try:
-            messages = await parts.api.pop_lite(broker_name, header, ANSWER_MS)
+            messages = await parts.api.pop_lite(broker_name, header, RESPONSE_MS)
         except BrokerError as e:
             if e.code != ResponseCode.POLLING_FULL:
                 parts.subscriptions.pop_failed(broker_name)

@@ -27,13 +27,13 @@ INVISIBLE_S = 60.0
 #: Default timeout of `receive`, in seconds.
 RECEIVE_TIMEOUT_S = 15.0
 #: Longest wait for messages of one topic on one broker if there are several such targets, ms.
-_TURN_MS = 1000
+_TIME_SLICE_MS = 1000
 #: Brokers check once a second whether a wait has timed out. The wait at a broker therefore ends this much earlier, ms.
 _LATE_MS = 300
 #: For the rest of the time, the client polls with this pause, s.
 PAUSE_S = 0.1
 #: Time that a call may take in addition to its wait for messages: for one request, ms, and for a whole `receive`, s.
-ANSWER_MS = 1150
+RESPONSE_MS = 1150
 _GRACE_S = 0.9
 #: Longest wait for a new route if no broker accepts requests, s.
 _ROUTE_CHANGE_S = 1.0
@@ -61,7 +61,7 @@ class PollRotation:
         self._client = client
         self._check_open = check_open
         self._targets = targets
-        self._turn = randomness.randrange(1 << 30)
+        self._next_target = randomness.randrange(1 << 30)
 
     async def receive(self, pop: Pop, timeout_s: float) -> list[MessageExt]:
         """Returns the messages of the first pop that has some, or an empty list after `timeout_s`. Raises GantryError.
@@ -72,21 +72,21 @@ class PollRotation:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 messages = await self._receive(pop, clock.monotonic() + timeout_s)
         except TimeoutError:
-            asked = ";".join(self._client.routes.name_servers)
-            raise RequestTimeout(f"no broker or NameServer answered in {timeout_s:g} s", asked) from None
+            addresses = ";".join(self._client.routes.name_servers)
+            raise RequestTimeout(f"no broker or NameServer answered in {timeout_s:g} s", addresses) from None
         await make_ready(messages)
         return messages
 
     async def _receive(self, pop: Pop, deadline: float) -> list[MessageExt]:
         targets = await self._targets()
         # Polls each target once without waiting, then long-polls the targets round robin.
-        asked = 0
+        polled = 0
         short_polls = ShortPolls()
         while True:
-            target = topic, broker_name = targets[self._turn % len(targets)]
-            self._turn += 1
+            target = topic, broker_name = targets[self._next_target % len(targets)]
+            self._next_target += 1
             left_ms = max(0, round(1000 * (deadline - clock.monotonic())))
-            poll_ms = 0 if asked < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TURN_MS)
+            poll_ms = 0 if polled < len(targets) - 1 else left_ms if len(targets) == 1 else min(left_ms, _TIME_SLICE_MS)
             poll_ms = max(poll_ms - _LATE_MS, 0)
             began = clock.monotonic()
             try:
@@ -104,10 +104,10 @@ class PollRotation:
                     raise
                 self._client.failure_log.report(f"can't receive from topic {topic} on broker {broker_name}", e)
                 continue
-            asked += 1
-            if messages or (asked >= len(targets) and clock.monotonic() >= deadline):
+            polled += 1
+            if messages or (polled >= len(targets) and clock.monotonic() >= deadline):
                 return messages
-            if asked >= len(targets):
+            if polled >= len(targets):
                 pause_s = short_polls.pause(False, clock.monotonic() - began) if poll_ms else PAUSE_S
                 await asyncio.sleep(min(pause_s, left_ms / 1000))
 

@@ -90,7 +90,7 @@ class PoppedLiteTopics:
         self._most = max(options.max_messages, concurrency * options.batch_size)
         #: The brokers whose jobs wait until fewer messages are in flight.
         self._paused: dict[str, None] = {}
-        self._answers = Tasks(f"an answer of group {self._api.group} about a message of a lite topic")
+        self._acknowledgements = Tasks(f"an acknowledgement of group {self._api.group} for a lite topic")
         self._finding = Repeating(f"finding brokers of {topic}", self._find_brokers, _BROKERS_S)
         self._client.routes.watch(self._route_changed)
 
@@ -104,11 +104,12 @@ class PoppedLiteTopics:
             await asyncio.gather(*(job.stop() for job in self._brokers.values()))
             await self.pool.close(deadline.left())
             async with asyncio.timeout(deadline.left()):
-                await self._answers.wait()
+                await self._acknowledgements.wait()
         except TimeoutError:
-            log.warning("%d messages are redelivered: no response to acknowledgements in time", len(self._answers))
+            count = len(self._acknowledgements)
+            log.warning("%d messages are redelivered: no response to acknowledgements in time", count)
         finally:
-            await self._answers.stop()
+            await self._acknowledgements.stop()
             self._brokers.clear()
 
     def _route_changed(self, topic: str) -> None:
@@ -198,10 +199,10 @@ class PoppedLiteTopics:
             # The broker redelivers when all of them are visible again.
             for one in [message, *batch.waiting]:
                 change = self._api.change_invisible_time(one, self._topic, self._suspend_ms, one.lite_topic)
-                self._answer(change, one)
+                self._acknowledge_later(change, one)
             self._drop(batch)
         else:
-            self._answer(self._api.ack(message, self._topic, message.lite_topic), message)
+            self._acknowledge_later(self._api.ack(message, self._topic, message.lite_topic), message)
             if batch.waiting:
                 self.pool.submit(batch, [batch.waiting.popleft()])
         if self._count <= self._most:
@@ -215,10 +216,10 @@ class PoppedLiteTopics:
         self._count -= len(batch.waiting)
         batch.waiting.clear()
 
-    def _answer(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
-        self._answers.start(self._answered(request, message))
+    def _acknowledge_later(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
+        self._acknowledgements.start(self._acknowledge(request, message))
 
-    async def _answered(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
+    async def _acknowledge(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
         try:
             await request
         except GantryError as e:

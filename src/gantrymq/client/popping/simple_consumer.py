@@ -19,12 +19,12 @@ from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_f
 from gantrymq.client.middleware import ReceiveContext, around_receives
 from gantrymq.client.options import option, takes
 from gantrymq.client.popping.poll_rotation import (
-    ANSWER_MS,
     BUSY_DELAY_S,
     INVISIBLE_S,
     MAX_MESSAGES,
     PAUSE_S,
     RECEIVE_TIMEOUT_S,
+    RESPONSE_MS,
     PollRotation,
     Target,
 )
@@ -229,7 +229,7 @@ class SimpleConsumer(GroupConsumer):
             bname=broker_name,
         )
         try:
-            popped = await api.pop(broker_name, header, ANSWER_MS)
+            popped = await api.pop(broker_name, header, RESPONSE_MS)
         except BrokerError as e:
             if e.code != ResponseCode.POLLING_FULL:
                 raise

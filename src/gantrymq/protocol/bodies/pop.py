@@ -65,7 +65,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
         """The messages' queue offsets. Checkpoints of old brokers have no diffs."""
         return [self.start_offset + diff for diff in self.diffs or range(self.count)]
 
-    def place(self, offset: int) -> int:
+    def bit_of(self, offset: int) -> int:
         """Returns the number of the bit for the message with this queue offset; -1 if the pop does not have it."""
         diff, diffs = offset - self.start_offset, self.diffs
         if not diffs:
