@@ -20,6 +20,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.lite import LiteTopics
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.middleware import Middleware, ReceiveCall, ReceiveContext
+from gantrymq.client.popping import lite_subscription_manager
 from gantrymq.client.popping.lite_consumer import LiteConsumer
 from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
 from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
@@ -284,6 +285,40 @@ async def test_wrong_calls(name_server: str, admin: AdminClient, topic: str) -> 
         await LiteSimpleConsumer(name_server, "unbound", topic).start()
     with pytest.raises(ClientError, match="no handler"):
         await LitePushConsumer(name_server, topic, topic).start()
+
+
+async def test_a_group_that_is_disabled_meanwhile(
+    name_server: str, admin: AdminClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that refuse the whole set get it again after the interval, not after each pop."""
+    changes: list[str] = []
+    encode = lite_subscription_manager.encode_json
+
+    def encoded(body: Any) -> bytes:
+        changes.extend(change.action.name for change in body.subscription_set)
+        return encode(body)
+
+    async with simple(name_server, topic) as consumer:
+        await consumer.subscribe_lite("one")
+        monkeypatch.setattr(lite_subscription_manager, "encode_json", encoded)
+        await admin.create_group(
+            SubscriptionGroupConfig(topic, consume_enable=False, attributes={}), cluster="DefaultCluster"
+        )
+        for _ in range(20):
+            with pytest.raises(BrokerError):
+                await consumer.receive(timeout=0)
+        assert changes.count("COMPLETE_ADD") <= 4
+        assert await subscriptions(admin) == [1, 1]
+    assert changes.count("COMPLETE_REMOVE") == 2
+    assert await subscriptions(admin) == [0, 0]
+
+
+def test_a_coroutine_function_is_no_callback() -> None:
+    async def lost(lite_topic: str) -> None:
+        """Does nothing."""
+
+    with pytest.raises(ClientError, match="plain function"):
+        LiteSimpleConsumer("127.0.0.1:9876", "group", "topic", on_unsubscribe_lite=lost)
 
 
 async def test_middleware(name_server: str, producer: Producer, topic: str) -> None:
