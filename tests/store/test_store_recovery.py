@@ -41,7 +41,7 @@ from gantrymq.store.consume_queue import LAST_UNITS
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.rebuild import rebuild
-from gantrymq.system import files
+from gantrymq.system import clock, files
 
 TIMEOUT_S = 30
 
@@ -712,7 +712,7 @@ def test_log_ends_before_the_first_damaged_record(data):
             store.close()
 
 
-def test_a_queue_that_lost_all_messages_has_a_recovered_end(tmp_path: Path) -> None:
+def test_a_queue_that_lost_all_messages_has_a_recovered_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that had the lost messages gets the new ones at their offsets, not only those after them."""
     store = open_store(tmp_path)
     for number in range(3):
@@ -724,8 +724,13 @@ def test_a_queue_that_lost_all_messages_has_a_recovered_end(tmp_path: Path) -> N
     store = open_store(tmp_path)
     queue = store.queue("orders", 0)
     put(store, queue, b"new")
+    began = clock.monotonic()
     result = store.get(queue, 3, 10, 1000)
     assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 0)
+    # A queue that is created much later is a new one.
+    monkeypatch.setattr(clock, "monotonic", lambda: began + 121.0)
+    assert store.queue("orders", 2).recovered_end is None
+    monkeypatch.undo()
     store.close()
     store = open_store(tmp_path)
     assert store.queue("orders", 1).recovered_end is None

@@ -94,8 +94,8 @@ class ConsumeQueue(QueueFiles):
         self.compacted: CompactionLog | None = None
         #: See `expire_before`.
         self._retained_from = 0
-        #: `max_offset` when the store was opened after a crash, or 0 if the queue was created later; None after a clean
-        #: shutdown.
+        #: `max_offset` when the store was opened after a crash, or 0 if the queue was created in the two minutes
+        #: after; None after a clean shutdown.
         self.recovered_end: int | None = None
         #: Whether the queue is in the list of queues to flush.
         self.dirty = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 
 from gantrymq.errors import StoreError
@@ -12,10 +13,12 @@ from gantrymq.store.consume_queue import ConsumeQueue, LoadedQueue
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.store.trash import Trash
-from gantrymq.system import files
+from gantrymq.system import clock, files
 
 #: A topic is also a directory name, which can have this many bytes.
 _MAX_TOPIC_BYTES = 255
+#: Time after the start in which consumers with lost messages pull again, in seconds.
+_RECOVERED_S = 120.0
 
 
 class QueueTable:
@@ -37,8 +40,9 @@ class QueueTable:
         #: Whether the directory existed at load time. If so, a queue without files was deleted, not lost with all
         #: others.
         self.was_there = False
-        #: `recovered_end` of created queues: 0 after a crash, which may have destroyed all messages of a queue.
-        self._first_recovered_end: int | None = None
+        #: Until this time (monotonic, s), created queues have the `recovered_end` 0, because the crash before the start
+        #: may have destroyed all their messages.
+        self._recovered_until = -inf
         self._directory = directory
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
@@ -79,19 +83,20 @@ class QueueTable:
             raise StoreError(f"{queue_id} can't be a queue's id")
         path = f"{self._directory}/{topic}/{queue_id}"
         queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._preallocation)
-        queue.recovered_end = self._first_recovered_end
+        if clock.monotonic() < self._recovered_until:
+            queue.recovered_end = 0
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue
 
     def mark_recovered(self) -> None:
-        """Sets the `recovered_end` of all queues to their ends. Queues that are created later get 0."""
-        self._first_recovered_end = 0
+        """Sets the `recovered_end` of all queues to their ends. Queues that are created in the next minutes get 0."""
+        self._recovered_until = clock.monotonic() + _RECOVERED_S
         for queue in self:
             queue.recovered_end = queue.max_offset
 
     def forget_recovery(self) -> None:
         """Removes `recovered_end` from all queues, because the lost records were received again."""
-        self._first_recovered_end = None
+        self._recovered_until = -inf
         for queue in self:
             queue.recovered_end = None
 
