@@ -12,8 +12,12 @@ import pytest
 from admin_support import CLUSTER, Admin, admin
 
 from gantrymq.cli.main import run
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.bodies.connection import ConsumerConnection
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer, SyncPushConsumer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -115,6 +119,31 @@ def test_metrics(admin: Admin, cluster: EmbeddedCluster, tmp_path: Path) -> None
     }
     delayed = [one["runtimeQuota"]["oneDayNum"]["scheduleOneDayInNum"] for one in document["evaluateReport"].values()]
     assert totals["totalOneDayNum"]["scheduleOneDayInNum"] == sum(delayed)
+
+
+@pytest.mark.parametrize("code", [ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.NO_PERMISSION])
+def test_consumers_of_each_broker(
+    cluster: EmbeddedCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: ResponseCode,
+) -> None:
+    """Each broker is queried for its consumers. It may have none; other errors end the command."""
+    queried: set[tuple[str, str | None]] = set()
+
+    async def connection(admin: AdminClient, group: str, broker: str | None = None) -> ConsumerConnection:
+        queried.add((group, broker))
+        raise BrokerError(code, "refused", broker or "")
+
+    monkeypatch.setattr(AdminClient, "consumer_connection", connection)
+    command = ["admin", "exportMetrics", "-c", CLUSTER, "-n", cluster.name_server, "-f", str(tmp_path)]
+    if code == ResponseCode.CONSUMER_NOT_ONLINE:
+        assert run(command) == 0
+        assert queried == {("billing", address) for address in cluster.brokers}
+    else:
+        assert run(command) != 0
+        assert "refused" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written(

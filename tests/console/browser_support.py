@@ -61,12 +61,16 @@ class Watched:
 
 
 async def faults(page: Page) -> list[str]:
-    """Returns axe-core's findings on the page with all forms open, as parts of the page. Stops updates of the page."""
+    """Returns axe-core's findings on the page with all forms open, as parts of the page. Stops updates of the page.
+
+    First waits for transitions of colours: contrast during a transition is not that of the page.
+    """
     await page.evaluate(
-        """() => {
+        """async () => {
             document.body.addEventListener("htmx:beforeSwap", (event) => { event.detail.shouldSwap = false; });
             for (const one of document.querySelectorAll("details")) one.open = true;
             for (const one of document.querySelectorAll(".dialog")) one.removeAttribute("popover");
+            await Promise.allSettled(document.getAnimations().map((one) => one.finished));
         }"""
     )
     found = (await Axe().run(page)).response["violations"]

@@ -335,7 +335,7 @@ async def test_a_first_visit(cluster: EmbeddedCluster) -> None:
         visit.assert_short()
 
         await visit.begin()
-        await visit.click(page.get_by_role("navigation", name="Pages").get_by_role("link", name="Topics"))
+        await visit.click(page.get_by_role("navigation", name="Pages").get_by_role("link", name="Topics", exact=True))
         await visit.click(page.get_by_role("link", name="invoices", exact=True))
         await page.get_by_label("Key", exact=True).fill("invoice-7")
         await visit.click(page.get_by_role("button", name="Show"))

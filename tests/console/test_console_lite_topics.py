@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -12,7 +13,11 @@ from wait_until import until
 from gantrymq import LiteSimpleConsumer, Message, OffsetOption, Producer
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.console.settings import Settings
+from gantrymq.errors import RequestTimeout
+from gantrymq.protocol.bodies.connection import ClientConnection, ConsumerConnection
+from gantrymq.protocol.bodies.lite import LiteClientInfoBody
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
@@ -82,9 +87,57 @@ async def check_the_group(visitor: httpx.AsyncClient, client_id: str) -> None:
     html = await html_of(visitor, "lite-group", name="agents")
     assert client_id in html
     assert "/lite-topics?topic=sessions&amp;lite_topic=session-19" in html
-    # An unknown group is no error of the page: each broker says that it has no such group.
+    # An unknown group is no error of the page.
     page = await json_of(visitor, "lite-group", name="unknown")
-    assert len(page["unasked"]) == 2
+    assert page["unasked"] == [{"what": "unknown", "why": "no broker has lite topics of this group"}]
+
+
+async def test_a_topic_and_a_group_of_one_broker(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    """The page has no errors of the other broker."""
+    broker = cluster.brokers[0]
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_topic(TopicConfig("local", 1, 1, attributes={"+message.type": "LITE"}), broker=broker)
+        group = SubscriptionGroupConfig("locals", attributes={"+lite.bind.topic": "local"})
+        await admin.create_group(group, broker=broker)
+    page = await json_of(visitor, "lite-topics", topic="local", lite_topic="one")
+    assert (page["found"], page["unasked"]) == ([], [])
+    page = await json_of(visitor, "lite-group", name="locals")
+    assert (page["topic"], page["unasked"]) == ("local", [])
+    page = await json_of(visitor, "lite-topics", topic="unknown", lite_topic="one")
+    assert page["unasked"] == [{"what": "unknown", "why": "no broker has this topic with the type LITE"}]
+
+
+async def test_clients_are_queried_concurrently(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page names a broker that fails in these requests."""
+    ids = {f"client-{number}" for number in range(20)}
+    queried: set[str] = set()
+    all_queried = asyncio.Event()
+
+    async def connection(admin: AdminClient, group: str, broker: str | None = None) -> ConsumerConnection:
+        return ConsumerConnection([ClientConnection(client_id, "127.0.0.1:1") for client_id in sorted(ids)])
+
+    async def client_info(
+        admin: AdminClient, address: str, topic: str, group: str, client_id: str, *, max_count: int = 1000
+    ) -> LiteClientInfoBody:
+        queried.add(client_id)
+        if queried == ids:
+            all_queried.set()
+        await all_queried.wait()
+        if address == cluster.brokers[1]:
+            raise RequestTimeout("it hangs", address)
+        return LiteClientInfoBody(client_id=client_id, lite_topic_count=3)
+
+    monkeypatch.setattr(AdminClient, "consumer_connection", connection)
+    monkeypatch.setattr(AdminClient, "lite_client_info", client_info)
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic("crowded", queues=1, attributes={"message.type": "LITE"})
+        group = SubscriptionGroupConfig("crowd", attributes={"+lite.bind.topic": "crowded"})
+        await admin.create_group(group, cluster=CLUSTER)
+    page = await json_of(visitor, "lite-group", name="crowd")
+    assert [(one["client_id"], one["lite_topics"]) for one in page["clients"]] == [(one, 3) for one in sorted(ids)]
+    assert page["unasked"] == [{"what": cluster.brokers[1], "why": "it hangs"}]
 
 
 async def test_brokers_without_light_queues() -> None:
@@ -92,3 +145,5 @@ async def test_brokers_without_light_queues() -> None:
         async with browser(Settings(cluster.name_server)) as visitor:
             assert "No topic of the type LITE" in text_of(await html_of(visitor, "lite-topics"))
             assert (await json_of(visitor, "lite-topics"))["unasked"] == []
+            page = await json_of(visitor, "lite-group", name="agents")
+            assert page["unasked"] == [{"what": "agents", "why": "no broker has lite topics of this group"}]

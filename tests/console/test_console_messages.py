@@ -32,8 +32,9 @@ from gantrymq.console.queries.search import SearchArguments, SearchPage, search
 from gantrymq.console.request_limits import MAX_BODIES, RequestLimits
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_PER_QUEUE, SHOWN, TailArguments, tail
-from gantrymq.errors import ClientError
+from gantrymq.errors import ClientError, NoRouteInfo
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import CompressionType
@@ -200,6 +201,51 @@ async def test_messages_of_a_tag(visitor: httpx.AsyncClient, cluster: EmbeddedCl
     assert await _rows(visitor, topic="tagged", tag="re") == []
     assert [row["start"] for row in await _rows(visitor, topic="tagged", tag="red", key="key-0")] == ["body 3"]
     assert [row["start"] for row in await _rows(visitor, topic="tagged", tag="red", search="body 5")] == ["body 5"]
+
+
+@pytest.mark.parametrize("kind", ["key", "tag"])
+async def test_more_messages_than_brokers_return(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer, kind: str
+) -> None:
+    """A broker returns at most 64 messages with a key or tag. The page says what it lacks, and how to continue."""
+    topic = f"many-by-{kind}"
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_topic(TopicConfig(topic, 1, 1), broker=cluster.brokers[0])
+        await until(lambda: has_route(admin, topic))
+    sent = [Message(topic, b"body %d." % number, keys=["shared"], tags="shared") for number in range(70)]
+    for message in sent[:6]:
+        producer.send(message)
+    # Times in the index are in whole seconds.
+    later = now_ms() + 2500
+    await until(lambda: now_ms() > later)
+    for message in sent[6:]:
+        producer.send(message)
+    chosen = {"topic": topic, kind: "shared", "size": 100}
+
+    async def indexed() -> Any:
+        page = await json_of(visitor, "messages", **chosen)
+        return page if page["rows"] and page["rows"][0]["start"] == "body 69." else None
+
+    page = await until(indexed)
+    assert (len(page["rows"]), page["looked"], page["more"]) == (64, 64, 0)
+    assert page["searched_from_ms"] == page["rows"][-1]["stored_ms"]
+    html = await html_of(visitor, "messages", search="body 0.", **chosen)
+    assert "No message matches" in html
+    assert "Only the newest 64 messages with this key or tag were searched. An earlier “To” time continues" in html
+    earlier = await json_of(visitor, "messages", search="body 0.", end=str(page["searched_from_ms"] - 1000), **chosen)
+    assert [row["start"] for row in earlier["rows"]] == ["body 0."]
+    assert earlier["searched_from_ms"] is None
+    page = await json_of(visitor, "messages", **chosen | {"size": 10, "order": "earliest"})
+    assert (page["rows"][0]["start"], page["more"]) == ("body 6.", 54)
+    html = await html_of(visitor, "messages", **chosen | {"size": 10, "order": "earliest"})
+    assert "54 more messages match. Change the time range to show them." in html
+
+
+async def has_route(admin: AdminClient, topic: str) -> bool:
+    try:
+        return bool((await admin.topic_route(topic)).broker_datas)
+    except NoRouteInfo:
+        return False
 
 
 async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: SyncProducer) -> None:

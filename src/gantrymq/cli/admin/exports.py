@@ -15,10 +15,10 @@ from gantrymq.cli.admin.stats import TOPIC_PUT_NUMS, messages_of_day
 from gantrymq.cli.admin.values import one_target
 from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import ClientError, GantryError
+from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.protocol.codes import PROTOCOL_VERSION
+from gantrymq.protocol.codes import PROTOCOL_VERSION, ResponseCode
 from gantrymq.protocol.topic_name import (
     DLQ_TOPIC_PREFIX,
     PREDEFINED_GROUPS,
@@ -191,7 +191,10 @@ async def _evaluation(admin: AdminClient, address: str) -> dict[str, dict[str, A
         "topicSize": len(topics),
         "groupSize": len(groups),
     }
-    versions = {"rocketmqVersion": version_name(PROTOCOL_VERSION), "clientInfo": await _client_versions(admin, groups)}
+    versions = {
+        "rocketmqVersion": version_name(PROTOCOL_VERSION),
+        "clientInfo": await _client_versions(admin, address, groups),
+    }
     return {
         "runtimeEnv": {"cpuNum": processors} if processors else {},
         "runtimeQuota": quota,
@@ -209,14 +212,15 @@ def _of_yesterday(info: dict[str, str], counter: str) -> int:
     return int(number_of(info, f"{counter}TodayMorning") - number_of(info, f"{counter}YesterdayMorning"))
 
 
-async def _client_versions(admin: AdminClient, groups: dict[str, SubscriptionGroupConfig]) -> list[str]:
-    """Returns the languages and versions of all connected consumers, such as JAVA%V5_5_0, sorted."""
+async def _client_versions(admin: AdminClient, address: str, groups: dict[str, SubscriptionGroupConfig]) -> list[str]:
+    """Returns the languages and versions of a broker's connected consumers, such as JAVA%V5_5_0, sorted."""
     found: set[str] = set()
     for group in groups:
         try:
-            connections = (await admin.consumer_connection(group)).connection_set
-        except GantryError:
-            # The group has no consumers at present.
+            connections = (await admin.consumer_connection(group, address)).connection_set
+        except BrokerError as e:
+            if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                raise
             continue
         found |= {f"{one.language}%{version_name(one.version)}" for one in connections}
     return sorted(found)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import partial
 
 import msgspec
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.console.cluster_view import ClusterView
-from gantrymq.console.fan_out import Unasked
+from gantrymq.console.fan_out import Unasked, query_each
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.groups import connected
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.lite import BrokerLiteInfoBody, LiteLagInfo, LiteTopicInfoBody
+from gantrymq.protocol.bodies.lite import BrokerLiteInfoBody, LiteGroupInfoBody, LiteLagInfo, LiteTopicInfoBody
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.system.clock import now_ms
 
@@ -130,7 +130,13 @@ async def lite_topics(view: ClusterView, arguments: LiteTopicsArguments) -> Lite
     )
     found: list[LiteTopicOnBroker] | None = None
     if arguments.topic and arguments.lite_topic:
-        holders = [address for address, info in brokers.results.items() if info is not None]
+        holders = [
+            address
+            for address, info in brokers.results.items()
+            if info is not None and arguments.topic in (info.topic_meta or {})
+        ]
+        if not holders and not brokers.unasked:
+            unasked.append(Unasked(arguments.topic, "no broker has this topic with the type LITE"))
         answers = await view.each(
             holders, lambda address: view.admin.lite_topic_info(address, arguments.topic, arguments.lite_topic)
         )
@@ -152,20 +158,27 @@ async def lite_group(view: ClusterView, arguments: LiteGroupArguments) -> LiteGr
     """Returns the lag and the clients of a group that reads lite topics."""
     name, now = arguments.name, now_ms()
     names = await _brokers(view)
-    answers = await view.each(names, lambda address: view.admin.lite_group_info(address, name, top_k=_TOP))
+    answers = await view.each(names, lambda address: _group_info(view.admin, address, name))
     unasked = list(answers.unasked)
+    infos = {address: info for address, info in answers.results.items() if info is not None}
+    if not infos and not answers.unasked:
+        unasked.append(Unasked(name, "no broker has lite topics of this group"))
     lags: list[LiteLag] = []
     topic, lag, oldest = "", 0, 0
-    for address, info in answers.results.items():
+    for address, info in infos.items():
         topic = info.parent_topic or topic
         lag += max(info.total_lag_count, 0)
         if info.earliest_unconsumed_timestamp > 0:
             oldest = min(oldest or info.earliest_unconsumed_timestamp, info.earliest_unconsumed_timestamp)
         lags += [_lag(one, names[address], now) for one in info.lag_count_top_k or ()]
-    connections = await view.each(answers.results, lambda address: connected(view, name, address))
+    connections = await view.each(infos, lambda address: connected(view, name, address))
     unasked += connections.unasked
     ids = sorted({one.client_id for found in connections.results.values() for one in found.connection_set})
-    clients = [await _client(view, answers.results, topic, name, client_id) for client_id in ids[:_MAX_CLIENTS]]
+    # The requests to the brokers have timeouts.
+    queried = await query_each(
+        ids[:_MAX_CLIENTS], lambda client_id: _client(view, infos, topic, name, client_id, unasked), None
+    )
+    clients = [client for _, client in sorted(queried.results.items())]
     return LiteGroupPage(
         name,
         topic,
@@ -178,10 +191,14 @@ async def lite_group(view: ClusterView, arguments: LiteGroupArguments) -> LiteGr
     )
 
 
-async def _client(view: ClusterView, addresses: Iterable[str], topic: str, group: str, client_id: str) -> LiteClient:
+async def _client(
+    view: ClusterView, addresses: Collection[str], topic: str, group: str, client_id: str, unasked: list[Unasked]
+) -> LiteClient:
+    """Returns a client of the group. Adds the failed brokers to `unasked`."""
     infos = await view.each(
         addresses, lambda address: view.admin.lite_client_info(address, topic, group, client_id, max_count=1)
     )
+    unasked += infos.unasked
     client = LiteClient(client_id, 0)
     for info in infos.results.values():
         client.lite_topics = max(client.lite_topics, info.lite_topic_count)
@@ -201,6 +218,16 @@ async def _broker_info(admin: AdminClient, address: str) -> BrokerLiteInfoBody |
         return await admin.broker_lite_info(address)
     except BrokerError as e:
         if e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return None
+        raise
+
+
+async def _group_info(admin: AdminClient, address: str, group: str) -> LiteGroupInfoBody | None:
+    """Returns the lag of a group on a broker; None if the broker has no lite topics or not this group."""
+    try:
+        return await admin.lite_group_info(address, group, top_k=_TOP)
+    except BrokerError as e:
+        if e.code in (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST):
             return None
         raise
 

@@ -22,6 +22,8 @@ from gantrymq.system.clock import now_ms
 from gantrymq.times import point_in_time
 
 MAX_MESSAGES = 200
+#: Number of messages that a broker returns at most for a key or tag, by its default `maxMsgsNumBatch`.
+BROKER_LIMIT = 64
 #: Largest number of groups whose state of a message is queried.
 MAX_GROUPS = 32
 #: Limits: number of trace messages that are read, and their size, bytes. Clients write up to 128,000 bytes.
@@ -94,6 +96,10 @@ class MessagesPage(msgspec.Struct):
     unasked: list[Unasked]
     #: Number of messages that were read; more than the rows if `search` is given.
     looked: int = 0
+    #: Number of further messages that match a key or tag. They have no token.
+    more: int = 0
+    #: Time, ms. Earlier messages with the key or tag may not have been searched. None if all were searched.
+    searched_from_ms: int | None = None
 
 
 class MessageArguments(msgspec.Struct, kw_only=True):
@@ -194,7 +200,7 @@ async def filtered(view: ClusterView, topic: str, arguments: MessageFilter) -> M
             # Only spaces separate keys. Other white space is part of a key.
             key_type: Literal["K", "T"] = "K" if arguments.key else "T"
             key = arguments.key.strip(" ") if arguments.key else arguments.tag
-            keyed, unasked = await _by_key(view, topic, key, max_num, begin_ms, end_ms, key_type)
+            keyed, unasked, searched_from_ms = await _by_key(view, topic, key, max_num, begin_ms, end_ms, key_type)
             matching = [one for one in keyed if not arguments.tag or one.tags == arguments.tag]
             if wanted:
                 # In a thread, because it can decompress the bodies.
@@ -203,7 +209,8 @@ async def filtered(view: ClusterView, topic: str, arguments: MessageFilter) -> M
             if arguments.order == "newest":
                 matching.reverse()
             listed = await rows_of(view, matching[:size])
-            return MessagesPage(topic, arguments.order, listed, None, unasked, len(keyed))
+            more = len(matching) - len(listed)
+            return MessagesPage(topic, arguments.order, listed, None, unasked, len(keyed), more, searched_from_ms)
     reader = QueueReader(
         view,
         topic,
@@ -247,10 +254,11 @@ async def _by_key(
     begin_ms: int | None = None,
     end_ms: int | None = None,
     key_type: Literal["K", "T"] = "K",
-) -> tuple[list[MessageExt], list[Unasked]]:
-    """Returns messages with a key or tag, earliest first, and the failed brokers.
+) -> tuple[list[MessageExt], list[Unasked], int | None]:
+    """Returns messages with a key or tag, earliest first, the failed brokers, and the time of complete results.
 
-    Raises the errors of `each_holder`.
+    The time is None if the result has all messages. Otherwise, earlier messages can be missing, because a broker
+    returns only its newest ones. Raises the errors of `each_holder`.
     """
     responses = await view.each_holder(
         topic,
@@ -265,7 +273,15 @@ async def _by_key(
         ),
     )
     found = [message for of_broker in responses.results.values() for message in of_broker]
-    return sorted(found, key=lambda message: message.store_timestamp), responses.unasked
+    searched_from_ms = max(
+        (
+            min(message.store_timestamp for message in of_broker)
+            for of_broker in responses.results.values()
+            if len(of_broker) >= min(max_num, BROKER_LIMIT)
+        ),
+        default=None,
+    )
+    return sorted(found, key=lambda message: message.store_timestamp), responses.unasked, searched_from_ms
 
 
 def _times(arguments: MessageFilter) -> tuple[int | None, int | None]:
@@ -343,7 +359,7 @@ async def traces(view: ClusterView, arguments: TracesArguments) -> TracesPage:
         return TracesPage("", arguments.trace_topic, [], "", [])
     try:
         async with view.bodies:
-            found, unasked = await _by_key(view, arguments.trace_topic, message_id, MAX_TRACES)
+            found, unasked, _ = await _by_key(view, arguments.trace_topic, message_id, MAX_TRACES)
             events = await asyncio.to_thread(_events_of, found, message_id)
     except NoRouteInfo as e:
         return TracesPage(message_id, arguments.trace_topic, [], str(e), [])
