@@ -185,6 +185,14 @@ async def test_lite_consumers_follow_the_master(tmp_path: Path) -> None:
             for group in received:
                 config = SubscriptionGroupConfig(group, attributes={"+lite.bind.topic": TOPIC})
                 await admin.create_group(config, cluster="DefaultCluster")
+        # A new master knows only what it has copied.
+        await until(
+            lambda: all(
+                broker.topics.get(TOPIC) is not None and all(map(broker.groups.find, received))
+                for broker in replicas.brokers.values()
+            ),
+            40,
+        )
         async with (
             Producer(name_server, "producers", retry_times=0) as producer,
             LiteSimpleConsumer(name_server, "simple", TOPIC) as simple,

@@ -80,8 +80,8 @@ ATTRIBUTES: dict[str, set[str]] = {
         *("update_name_server_configs", "wipe_write_perm"),
         # Topics.
         *("clusters_of_topic", "consume_queue", "create_topic", "create_topics", "delete_topic", "ensure_topic"),
-        *("groups_of_topic", "holders", "topic_config", "topic_configs", "topic_list", "topic_route", "topic_stats"),
-        *("topics_of_cluster", "update_topic_perm"),
+        *("groups_of_topic", "holders", "system_topics", "topic_config", "topic_configs", "topic_list", "topic_route"),
+        *("topic_stats", "topics_of_cluster", "update_topic_perm"),
         # Groups and offsets.
         *("broker_consume_stats", "clone_offsets", "committed_offset", "consume_stats", "consume_time_spans"),
         *("consumer_connection", "consumer_running_info", "create_group", "create_groups", "delete_group"),

@@ -35,6 +35,7 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
+from gantrymq.protocol.multi_dispatch import is_light_queue
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
@@ -151,7 +152,9 @@ class MetadataSync(Feature):
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
             topic, queue_id = queue.topic, queue.queue_id
-            is_missing = queue_id >= self._queue_nums(topic) and not is_system_topic(topic)
+            if is_system_topic(topic) or is_light_queue(topic):
+                continue
+            is_missing = queue_id >= self._queue_nums(topic)
             # A queue that an administrator has removed is still missing after the copy.
             if is_missing and queue_id > self._copied_for.get(topic, -1):
                 # Consumers can't read the queue until its topic is copied, and the master may fail at any time.
