@@ -52,7 +52,7 @@ E = TypeVar("E", bound=JournalEntry)
 
 
 class _Source(NamedTuple):
-    """What identifies a delayed message and its delivered copy. It replaces the body, which can take megabytes."""
+    """The parts of a delayed message that its delivered copy has, too. A checksum replaces the body."""
 
     topic: bytes | None
     identity: tuple[object, ...]
@@ -158,7 +158,7 @@ class DeliveryJournal(Generic[E]):
         return done
 
     def _source(self, offset: int, end: int) -> _Source | None:
-        """Returns what identifies the message at a physical offset before `end`. None if it is deleted or damaged."""
+        """Returns the message at a physical offset before `end`. None if it is deleted or damaged."""
         store = self._appender.store
         if not store.min_physical_offset <= offset < end:
             return None
