@@ -205,7 +205,7 @@ class ReplicaWatch:
         if self._plan.mode != CONTROLLED:
             return ""
         name, place = message.broker_name, message.commit_log_offset
-        self._look_at_members(name, place + 1, f"somebody reads what is at {place}", is_lasting=False)
+        self._look_at_members(name, place + 1, f"the message at {place} was delivered", is_lasting=False)
         kept = self.set(name)
         if kept is None or len(kept.sync_state_set) > 1:
             return ""

@@ -5,10 +5,8 @@ pytest loads this module in every project where gantrymq is installed, so it imp
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -48,20 +46,11 @@ def pytest_unconfigure() -> None:
 @pytest.fixture
 def gantry_cluster() -> Iterator[EmbeddedCluster]:
     """A running EmbeddedCluster with one broker for one test. Pass `gantry_cluster.name_server` to clients."""
-    with _garbage_collection_paused():
+    from gantrymq.background.collector import without_collections
+
+    # The imports create many objects but no garbage. Garbage collection would take 30 ms of their 220 ms.
+    with without_collections():
         from gantrymq.testing.embedded import EmbeddedCluster
 
     with EmbeddedCluster() as cluster:
         yield cluster
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    # The imports create many objects but no garbage. Garbage collection would take 30 ms of their 220 ms.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

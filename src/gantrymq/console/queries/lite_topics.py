@@ -137,11 +137,11 @@ async def lite_topics(view: ClusterView, arguments: LiteTopicsArguments) -> Lite
         ]
         if not holders and not brokers.unasked:
             unasked.append(Unasked(arguments.topic, "no broker has this topic with the type LITE"))
-        answers = await view.each(
+        responses = await view.each(
             holders, lambda address: view.admin.lite_topic_info(address, arguments.topic, arguments.lite_topic)
         )
-        unasked += answers.unasked
-        found = [_on_broker(names[address], info) for address, info in sorted(answers.results.items())]
+        unasked += responses.unasked
+        found = [_on_broker(names[address], info) for address, info in sorted(responses.results.items())]
         found = [one for one in found if one.max_offset or one.subscribers]
     return LiteTopicsPage(
         table,
@@ -158,10 +158,10 @@ async def lite_group(view: ClusterView, arguments: LiteGroupArguments) -> LiteGr
     """Returns the lag and the clients of a group that reads lite topics."""
     name, now = arguments.name, now_ms()
     names = await _brokers(view)
-    answers = await view.each(names, lambda address: _group_info(view.admin, address, name))
-    unasked = list(answers.unasked)
-    infos = {address: info for address, info in answers.results.items() if info is not None}
-    if not infos and not answers.unasked:
+    responses = await view.each(names, lambda address: _group_info(view.admin, address, name))
+    unasked = list(responses.unasked)
+    infos = {address: info for address, info in responses.results.items() if info is not None}
+    if not infos and not responses.unasked:
         unasked.append(Unasked(name, "no broker has lite topics of this group"))
     lags: list[LiteLag] = []
     topic, lag, oldest = "", 0, 0
