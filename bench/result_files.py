@@ -49,7 +49,7 @@ def conditions() -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -202,8 +202,8 @@ def _processor() -> str | None:
     return found and found[1]
 
 
-def _commit() -> str:
-    """Returns the abbreviated commit, with "+" if files differ from it."""
+def commit() -> str:
+    """Returns the abbreviated commit of this checkout, with "+" if files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

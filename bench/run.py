@@ -1,7 +1,8 @@
 """Apache's benchmark against Apache's broker and this project's, in turn on one machine; prints a Markdown table.
 
 Run it by `./dev bench` on an idle machine. README.md describes what it measures. With `--compare COMMIT`, the system
-beside this project is this project at COMMIT, and the rows that became more expensive are named.
+beside this project is this project at COMMIT, and the rows that became more expensive are named. With `--processes`,
+the systems are this project with these numbers of brokers.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def compared_systems(args: argparse.Namespace) -> list[System]:
     if args.compare:
         base = checkout(args.compare)
         return [gantry(f"GantryMQ at {base.name}", str(python_of(base))), GANTRY]
+    if args.processes:
+        return [gantry(f"--processes {count}", processes=count) for count in args.processes]
     return {"java": [JAVA], "gantry": [GANTRY], "both": [JAVA, GANTRY]}[args.systems or "both"]
 
 
@@ -139,14 +142,16 @@ def parse_args() -> argparse.Namespace:
         "--serialize", choices=SERIALIZE_TYPES, default="ROCKETMQ", help="the client's headers (%(default)s)"
     )
     parser.add_argument("--start-ups", type=int, default=5, help="starts of each server (%(default)s)")
-    parser.add_argument("--compare", metavar="COMMIT", help="measure this project at COMMIT instead of Java's brokers")
-    parser.add_argument("--systems", choices=["both", "java", "gantry"], help="(both)")
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument("--compare", metavar="COMMIT", help="measure this project at COMMIT instead of Java's")
+    compared.add_argument(
+        "--processes", type=int, nargs="+", metavar="N", help="measure gantry broker --processes N, for each N"
+    )
+    compared.add_argument("--systems", choices=["both", "java", "gantry"], help="(both)")
     parser.add_argument("--directory", type=Path, help="where the stores go (the system's temporary directory)")
     parser.add_argument("--out", type=Path, help="add the table to this result file, such as bench/results/broker.json")
     parser.add_argument("--name", help="name of the run in --out; a run of the same name is replaced (the kinds)")
     args = parser.parse_args()
-    if args.compare and args.systems:
-        parser.error("--compare names both systems: leave --systems out")
     if args.out is not None:
         try:
             read_result(args.out)

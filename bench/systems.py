@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
+from gantrymq.cli.broker_processes import PORT_STEP
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
@@ -39,6 +40,8 @@ class System:
     name: str
     start_namesrv: Callable[[Path], Server]
     start_broker: Callable[[Path, str, dict[str, object]], Server]
+    #: Number of brokers that `start_broker` starts, each in its own process.
+    processes: int = 1
 
 
 JAVA = System(
@@ -50,12 +53,15 @@ JAVA = System(
 )
 
 
-def gantry(name: str = "GantryMQ", python: str = sys.executable) -> System:
+def gantry(name: str = "GantryMQ", python: str = sys.executable, processes: int = 1) -> System:
     """Returns this project as a system; `python` is the interpreter that has it."""
     return System(
         name,
         lambda directory: gantry_namesrv(directory, python=python),
-        lambda directory, namesrv, config: gantry_broker(directory, namesrv, python=python, **_STORE_CONFIG, **config),
+        lambda directory, namesrv, config: gantry_broker(
+            directory, namesrv, python=python, processes=processes, **_STORE_CONFIG, **config
+        ),
+        processes,
     )
 
 
@@ -64,29 +70,36 @@ GANTRY = gantry()
 
 @dataclass(frozen=True)
 class Cluster:
-    """A NameServer and a broker of one system."""
+    """A NameServer and a broker of one system, or several brokers with a common parent process."""
 
     system: System
     namesrv: Server
     broker: Server
 
     def make_topics(self, names: Sequence[str], queues: int) -> None:
-        """Creates the topics by one request, and waits for the route of the last one. Raises RuntimeError."""
+        """Creates the topics by one request to each broker, and waits for the route of the last one.
+
+        Raises RuntimeError.
+        """
         topics = [TopicConfig(name, read_queue_nums=queues, write_queue_nums=queues) for name in names]
         body = encode_json({"topicConfigList": topics})
-        response = call(
-            self.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=_TOPICS_TIMEOUT_S
-        )
-        if response.code:
-            raise RuntimeError(f"{self.system.name} doesn't make the topics: {response.remark}")
+        addresses = [f"127.0.0.1:{self.broker.port + n * PORT_STEP}" for n in range(self.system.processes)]
+        for address in addresses:
+            response = call(address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=_TOPICS_TIMEOUT_S)
+            if response.code:
+                raise RuntimeError(f"{self.system.name} doesn't make the topics: {response.remark}")
         deadline = time.monotonic() + _TOPICS_TIMEOUT_S
-        while call(self.namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": names[-1]}).code:
+        while not self._has_route(names[-1], addresses):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.system.name}: no route of {names[-1]} after {_TOPICS_TIMEOUT_S} s")
             time.sleep(0.1)
 
+    def _has_route(self, topic: str, addresses: Sequence[str]) -> bool:
+        route = call(self.namesrv.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+        return all(address.encode() in route.body for address in addresses)
+
     def cpu_seconds(self) -> float:
-        """Returns user and system time of the broker with all its threads."""
+        """Returns user and system time of the broker with all its threads, or of all brokers."""
         return cpu_seconds(self.broker.process.pid)
 
     def settled_cpu_seconds(self) -> float:
@@ -96,19 +109,24 @@ class Cluster:
 
 @contextmanager
 def cluster(system: System, directory: Path, **config: object) -> Iterator[Cluster]:
-    """Starts a cluster, and kills it at the end. `config` has additional configuration keys of the broker."""
+    """Starts a cluster, and kills it at the end. Several brokers are stopped, by their parent process.
+
+    `config` has additional configuration keys of the broker.
+    """
     with ExitStack() as stack:
         namesrv = system.start_namesrv(directory / f"{system.name}-namesrv")
         stack.callback(namesrv.kill)
         broker = system.start_broker(directory / f"{system.name}-broker", namesrv.address, config)
-        stack.callback(broker.kill)
+        stack.callback(broker.kill if system.processes == 1 else broker.stop)
         yield Cluster(system, namesrv, broker)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns user and system time of a process with all its threads."""
+    """Returns user and system time of a process with all its threads and its running child processes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    own = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    children = " ".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    return own + sum(cpu_seconds(int(child)) for child in children.split())
 
 
 def settled_cpu_seconds(pid: int, name: str) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gantrymq.cli.broker_processes import PORT_STEP
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
@@ -191,10 +192,16 @@ def gantry_namesrv(directory: Path, *, python: str = sys.executable, **config: o
     return start(gantry_command("namesrv", "-c", str(file), python=python), "gantry namesrv", port, directory)
 
 
-def gantry_broker(directory: Path, namesrv: str, *, python: str = sys.executable, **config: object) -> Server:
-    """Starts this project's broker, and waits for its registration; `config` and `python` as for the NameServer."""
-    port, file = _broker_config(directory, namesrv, config)
-    command = gantry_command("broker", "-c", str(file), python=python)
+def gantry_broker(
+    directory: Path, namesrv: str, *, python: str = sys.executable, processes: int = 1, **config: object
+) -> Server:
+    """Starts this project's broker, and waits for its registration; `config` and `python` as for the NameServer.
+
+    With several `processes`, each is a broker, and the server is the first of them.
+    """
+    port, file = _broker_config(directory, namesrv, config, processes)
+    options = [] if processes == 1 else ["--processes", str(processes)]
+    command = gantry_command("broker", "-c", str(file), *options, python=python)
     return _registered(start(command, "gantry broker", port, directory), namesrv)
 
 
@@ -218,11 +225,11 @@ def _namesrv_config(directory: Path, config: Mapping[str, object]) -> tuple[int,
     return port, file
 
 
-def _broker_config(directory: Path, namesrv: str, config: Mapping[str, object]) -> tuple[int, Path]:
+def _broker_config(directory: Path, namesrv: str, config: Mapping[str, object], processes: int = 1) -> tuple[int, Path]:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "broker.conf"
     # A Java broker also opens listenPort - 2 (the "VIP" port).
-    port = free_port(-2, 1)
+    port = free_port(*(n * PORT_STEP + offset for n in range(processes) for offset in (-2, 0, 1)))
     settings = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": "broker-a",

@@ -61,24 +61,22 @@ def main() -> int:
         return _one(args.seed, args.trace, args.timeline)
     if args.speed:
         return _speed()
-    try:
-        put_run = _put_run(args.out)
-    except (OSError, ValueError) as e:
-        parser.error(f"--out: {e}")
-    if args.planted is not None:
-        return _planted(args.seeds, args.jobs, args.planted, put_run)
-    seeds = range(args.begin, args.begin + args.seeds)
-    return _many(seeds, args.jobs, args.results, put_run, stop_at_first=args.first)
-
-
-def _put_run(out: Path | None) -> PutRun:
-    """Returns a function that does nothing without `--out`. Raises OSError or ValueError for any other file."""
     # The benchmarks are no package.
     sys.path.insert(0, str(_BENCH))
     result_files: Any = importlib.import_module("result_files")
     sys.path.pop(0)
-    put_run: PutRun = result_files.recorder(out, "./dev sim", ["what", "figure"])
-    return put_run
+    try:
+        put_run: PutRun = result_files.recorder(args.out, "./dev sim", ["what", "figure"])
+    except (OSError, ValueError) as e:
+        parser.error(f"--out: {e}")
+    if args.planted is not None:
+        return _planted(args.seeds, args.jobs, args.planted, put_run)
+    try:
+        results = Results(args.results, result_files.commit())
+    except (OSError, ValueError) as e:
+        parser.error(f"--results: {e}")
+    seeds = range(args.begin, args.begin + args.seeds)
+    return _many(seeds, args.jobs, results, put_run, stop_at_first=args.first)
 
 
 def _planted(seeds: int, jobs: int, words: str, put_run: PutRun) -> int:
@@ -143,9 +141,8 @@ def _print(outcome: Outcome) -> None:
         print(f"  {problem}")
 
 
-def _many(seeds: range, jobs: int, path: Path | None, put_run: PutRun, *, stop_at_first: bool) -> int:
+def _many(seeds: range, jobs: int, results: Results, put_run: PutRun, *, stop_at_first: bool) -> int:
     began = time.perf_counter()
-    results = Results(path)
     wanted = [str(seed) for seed in seeds]
     left = [seed for seed in wanted if seed not in results.all]
     for done, result in enumerate(run_all(left, jobs, run_seed, stop_at_first=stop_at_first), 1):
@@ -157,8 +154,8 @@ def _many(seeds: range, jobs: int, path: Path | None, put_run: PutRun, *, stop_a
     print(summary([results.all[seed] for seed in left if seed in results.all], time.perf_counter() - began))
     known = [results.all[seed] for seed in wanted if seed in results.all]
     failed = [result.seed for result in known if result.problems]
-    if path is not None:
-        print(f"{path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
+    if results.path is not None:
+        print(f"{results.path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
     rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed", f"{len(failed):,} failed"]]
     rows.append(["failed seeds", ", ".join(failed) or "none"])
     rows.append(["messages", sum(result.messages for result in known)])

@@ -39,24 +39,34 @@ class Result:
 
 
 class Results:
-    """A file with one line for each finished seed. A later run with the same file skips these seeds."""
+    """A file with the commit, and one line for each finished seed. A later run with the same file skips these seeds.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    Raises:
+        ValueError: The file has the results of another commit.
+    """
+
+    def __init__(self, path: Path | None, commit: str) -> None:
+        self.path = path
         self.all: dict[str, Result] = {}
-        if path is not None and path.exists():
-            whole = path.read_bytes()
-            # A killed run may have left an incomplete line.
-            os.truncate(path, whole.rfind(b"\n") + 1)
-            for line in whole.splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    result = Result(**json.loads(line))
-                    self.all[result.seed] = result
+        if path is None:
+            return
+        whole = path.read_bytes() if path.exists() else b""
+        # A killed run may have left an incomplete line.
+        lines = whole[: whole.rfind(b"\n") + 1].splitlines()
+        if not lines:
+            path.write_text(json.dumps({"commit": commit}) + "\n")
+            return
+        if (other := json.loads(lines[0]).get("commit")) != commit:
+            raise ValueError(f"{path} has results of commit {other}; this is {commit}: use a new file")
+        os.truncate(path, whole.rfind(b"\n") + 1)
+        for line in lines[1:]:
+            result = Result(**json.loads(line))
+            self.all[result.seed] = result
 
     def add(self, result: Result) -> None:
         self.all[result.seed] = result
-        if self._path is not None:
-            with self._path.open("a") as file:
+        if self.path is not None:
+            with self.path.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
 
 

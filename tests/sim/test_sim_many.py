@@ -7,6 +7,8 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
 from sim.many import Result, Results, run_all, summary
 from sim.run import Outcome
 
@@ -54,14 +56,16 @@ def test_a_run_that_raises_or_dies_has_failed() -> None:
 
 def test_results_are_kept_and_half_a_line_is_none(tmp_path: Path) -> None:
     path = tmp_path / "results"
-    first = Results(path)
+    first = Results(path, "abc")
     first.add(Result("1", [], 100.0, 5, cpu_s=0.5))
     first.add(Result("2", ["lost"], 100.0, 5, cpu_s=0.5))
     with path.open("a") as file:
         file.write(json.dumps({"seed": "3", "problems": []})[:-4])
-    second = Results(path)
+    second = Results(path, "abc")
     assert second.all == first.all
     second.add(Result("3", []))
-    assert sorted(Results(path).all) == ["1", "2", "3"]
+    assert sorted(Results(path, "abc").all) == ["1", "2", "3"]
+    with pytest.raises(ValueError, match="has results of commit abc; this is def: use a new file"):
+        Results(path, "def")
     assert "2 seeds in 4.0 s (0.50 s of a processor each)" in summary(first.all.values(), 4.0)
     assert "1 failed" in summary(first.all.values(), 4.0)
