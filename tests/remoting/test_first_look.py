@@ -14,7 +14,7 @@ from transports import Keeping
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import connection as connection_module
-from gantrymq.remoting import flow_control
+from gantrymq.remoting import flow_control, time_slices
 from gantrymq.remoting.connection import Connection, FirstLook, Reply, RpcHook
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.responses import encode_reply
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (connection_module, flow_control):
         monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(connection_module, "thread_time", clock)
+    monkeypatch.setattr(time_slices, "thread_time", clock)
     return clock
 
 

@@ -58,13 +58,13 @@ def _cut(ext: bytes) -> tuple[tuple[bytes, bytes, bytes], bytes, bytes] | None:
     end = value + ext[value - 1]
     commit_end = commit_value + ext[commit_value - 1]
     offset, commit = ext[value:end], ext[commit_value:commit_end]
-    if end > commit_at or commit_end > len(ext) or not _is_number(offset) or not _is_number(commit):
+    if end > commit_at or commit_end > len(ext):
         return None
+    for number in (offset, commit):
+        size = len(number)
+        if not number.isdigit() or size > _MOST_DIGITS or (number[0] == _ZERO and size > 1):
+            return None
     return (ext[:at], ext[end:commit_at], ext[commit_end:]), offset, commit
-
-
-def _is_number(text: bytes) -> bool:
-    return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != _ZERO or len(text) == 1)
 
 
 def _remember(parts: tuple[bytes, bytes, bytes], header: PullMessageRequestHeader) -> bool:

@@ -55,17 +55,18 @@ def encode_pull_head(
     if serialize_type == _ROCKETMQ:
         suggested, following = b"%d" % suggest_which_broker_id, b"%d" % next_begin_offset
         lowest, highest = b"%d" % min_offset, b"%d" % max_offset
-        digits = len(suggested), len(following), len(lowest), len(highest)
-        ext_size = _EXT_SIZE + sum(digits)
+        suggested_size, following_size = len(suggested), len(following)
+        lowest_size, highest_size = len(lowest), len(highest)
+        ext_size = _EXT_SIZE + suggested_size + following_size + lowest_size + highest_size
         tail = _EXT % (
             ext_size.to_bytes(4, "big"),
-            digits[0],
+            suggested_size,
             suggested,
-            digits[1],
+            following_size,
             following,
-            digits[2],
+            lowest_size,
             lowest,
-            digits[3],
+            highest_size,
             highest,
         )
         if private_fields:

@@ -42,8 +42,8 @@ from gantrymq.remoting.quota import Quota
 from gantrymq.remoting.response_tasks import ResponseTasks
 from gantrymq.remoting.responses import LARGE_BODY, error_response, reply_buffers
 from gantrymq.remoting.rpc_latency import NOT_WRITTEN, ONEWAY, SUCCESS
-from gantrymq.remoting.time_slices import CHEAP_SHARE, MOST_S, SLICE_DECAY, SLICE_S, TimeSlices
-from gantrymq.system.clock import monotonic, thread_time
+from gantrymq.remoting.time_slices import CHEAP_SHARE, MOST_S, SHORT_SLICE_S, SLICE_DECAY, SLICE_S, TimeSlices
+from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
@@ -224,7 +224,8 @@ class Connection(FlowControl):
         self.last_read = began
         self._unanswered_since = inf
         slice_ends = began + slices.slice_s
-        cpu_began = thread_time()
+        if began > slices.cpu_clock_until:
+            slices.read_cpu_clock(began)
         try:
             for command in commands:
                 if self._closing:
@@ -261,8 +262,8 @@ class Connection(FlowControl):
             slices.used = used = slices.used + took
             if used > SLICE_S:
                 slices.used_much()
-            # Uses CPU time instead of `took`, because wall time includes the time of other processes.
-            cpu_s = thread_time() - cpu_began
+            # `took` includes the time of other processes, which can be long.
+            cpu_s = took if took <= SHORT_SLICE_S else slices.cpu_time(took)
             recent_s = cpu_s + recent_s if recent_s > 0.0 else cpu_s
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
             if self._rest is not None and cpu_s < SLICE_S:

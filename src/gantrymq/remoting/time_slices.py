@@ -19,9 +19,12 @@ Rules:
    time. Connections with little recorded use alternate with busy connections, so that neither group starves the other.
    Among the busy connections, the connection with the least CPU time comes first. Used CPU time expires, also for
    waiting connections. After 2 s, a waiting connection comes before all newly deferred connections.
-5. A slice ends by wall time, because other connections wait that long. Usage is measured in CPU time, which takes 0.5
-   us more per read. On a shared machine, a slice with one small request sometimes takes 30 ms of wall time. If wall
-   time counted, a cheap client would be deferred for seconds.
+5. A slice ends by wall time, because other connections wait that long. Usage is measured in CPU time. On a shared
+   machine, a slice with one small request sometimes takes 30 ms of wall time. If wall time counted, a cheap client
+   would be deferred for seconds.
+6. A reading of the CPU clock takes as long as a tenth of a small request, so it is read once in CPU_CLOCK_S at most.
+   The use of a slice of up to SHORT_SLICE_S is its wall time. A longer slice can include the CPU time of other work
+   since the last reading.
 
 A client with few requests thus waits for one round and one request at most, regardless of the other clients. The cost
 of a request is only known afterwards. Many connections that were cheap until then can together exceed the limit once.
@@ -35,11 +38,13 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import NamedTuple, Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.limits import WAITING_READS_BYTES
 from gantrymq.remoting.loop_watch import LoopWatch
+from gantrymq.system.clock import thread_time
 
 #: Longest time slice of a connection, in seconds. The rest of the read waits for the next slice.
 SLICE_S = 0.005
@@ -55,6 +60,8 @@ CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
 #: If the recorded longest slice of a connection is at most this, it is cheap, regardless of its share. In seconds.
 SHORT_SLICE_S = 0.001
+#: Least time between two readings of the CPU clock, in seconds.
+CPU_CLOCK_S = 0.001
 #: Each further slice multiplies the recorded longest slice of a connection by this factor.
 SLICE_DECAY = 7 / 8
 #: Upper limit of the recorded CPU time, in seconds. All recorded use thus expires after about 2 s without use.
@@ -94,6 +101,9 @@ class TimeSlices:
         #: Length of a slice that starts now, in seconds.
         self.slice_s = SLICE_S
         self.is_used_up = False
+        #: The last reading of this thread's CPU clock, and when the next slice must read it again. In seconds.
+        self._cpu_began = 0.0
+        self.cpu_clock_until = -inf
         self._job = (jobs or Jobs()).repeating("time slices of connections", self.new_round, after_error_s=SLICE_S)
         self._job.start()
         self._is_due = False
@@ -113,6 +123,15 @@ class TimeSlices:
         self.slice_s = CROWDED_SLICE_S
         self.is_used_up = self.used > ROUND_S
         self._need_round()
+
+    def read_cpu_clock(self, now: float) -> None:
+        """Reads the CPU clock at the start of a slice. The reading also serves slices that start soon after it."""
+        self._cpu_began = thread_time()
+        self.cpu_clock_until = now + CPU_CLOCK_S
+
+    def cpu_time(self, took_s: float) -> float:
+        """Returns the CPU time in seconds of a slice that ends now, after `took_s` seconds of wall time."""
+        return min(took_s, thread_time() - self._cpu_began)
 
     def connected(self, connection: Waiting) -> None:
         """Adds a connection whose reading stops while too much input is deferred."""

@@ -397,7 +397,7 @@ class PullProcessor(Feature):
             if self._slave is not None and not behind:
                 broker_id = self._slave.suggested_broker()
         private_fields = NO_FIELDS
-        if topic_begin or self.reused_offsets is not None or result.status is GetStatus.MESSAGE_WAS_REMOVING:
+        if topic_begin or queue.recovered_end is not None or result.status is GetStatus.MESSAGE_WAS_REMOVING:
             private_fields = self._private_fields(queue, topic_begin, result.status)
         head = encode_pull_head(
             request.serialize_type,
