@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from pathlib import Path
 
 import pytest
+from programs import consume
 from servers import gantry_broker, gantry_namesrv, java_broker
 
 from gantrymq import AdminClient, KeyValue, LitePullConsumer
 
-pytestmark = pytest.mark.interop(feature="compaction topics", clients="gantry", servers="java gantry")
+pytestmark = pytest.mark.interop(feature="compaction topics", clients="gantry java", servers="java gantry")
 
 COUNT = 100
 WAIT_S = 60.0
@@ -34,16 +36,16 @@ async def use(name_server: str, topic: str, turn: int, expected: dict[str, bytes
         assert {key: entry.value for key, entry in (await table.entries(timeout=20)).items()} == expected
 
 
-async def messages(name_server: str, topic: str) -> list[int]:
-    """Returns the queue offsets of all messages of the topic."""
+async def messages(name_server: str, topic: str) -> list[tuple[int, bytes]]:
+    """Returns the queue offsets and bodies of all messages of the topic."""
     async with LitePullConsumer(name_server, "interop_compaction", auto_commit=False) as consumer:
         (queue,) = await consumer.queues(topic)
         await consumer.assign([queue])
         await consumer.seek_to_begin(queue)
         end = await consumer.end_offset(queue)
-        found: list[int] = []
+        found: list[tuple[int, bytes]] = []
         while consumer.position(queue) < end:
-            found += [message.queue_offset for message in await consumer.poll(timeout=1)]
+            found += [(message.queue_offset, message.body) for message in await consumer.poll(timeout=1)]
         return found
 
 
@@ -77,9 +79,12 @@ def test_from_java_and_back(tmp_path: Path, topic: str) -> None:
                 while compacted_to(store, topic) < total - 21:
                     assert time.monotonic() < deadline, broker.log()
                     time.sleep(0.1)
-                offsets = asyncio.run(messages(namesrv.address, topic))
+                found = asyncio.run(messages(namesrv.address, topic))
+                offsets = [offset for offset, _ in found]
                 assert offsets == sorted(set(offsets))
                 assert len(offsets) < 50
+                by_java = consume(namesrv.address, topic, len(found), mode="orderly", group=f"java_{turn}")
+                assert [base64.b64decode(line["body"]) for line in by_java] == [body for _, body in found]
             finally:
                 broker.stop()
     finally:
