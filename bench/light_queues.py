@@ -54,7 +54,7 @@ def main() -> int:
     with recorded(args, "bench/light_queues.py"), tempfile.TemporaryDirectory(dir=args.directory) as directory:
         asyncio.run(run(Path(directory), args.queues, args.count))
         command = [sys.executable, __file__, f"--start={directory}", f"--queues={args.queues}"]
-        subprocess.run(command, check=True)
+        print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout, end="")
     return 0
 
 

@@ -84,6 +84,12 @@ SECTIONS = (
     ),
     Section("NameServers", "namesrv.json", "The last column is GantryMQ's figure divided by Java's."),
     Section("The store", "store.json", "The disk did 5,160 fdatasync calls per second. Messages have 1 KiB."),
+    Section(
+        "Light queues",
+        "light_queues.json",
+        "CPU time of a broker without sockets. A message has 128 B and names one light queue. "
+        "[The decision](decisions/light-queues.md) explains why sends miss their goal.",
+    ),
     Section("Catching up", "catching_up.json", "A slave copies the log of its master. Messages have 1 KiB."),
     Section(
         "Proxies",
