@@ -21,7 +21,7 @@ from gantrymq.client.popping.poll_rotation import (
     PollRotation,
     Target,
 )
-from gantrymq.errors import BrokerError, ClientError, GantryError
+from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.headers.lite import PopLiteMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
@@ -105,12 +105,7 @@ class LiteSimpleConsumer(LiteConsumer):
             IllegalMessage: The message was not received by such a consumer.
             BrokerError: The broker rejects the acknowledgement.
         """
-        parts = self._started()
-        try:
-            await parts.api.ack(message, self._topic, message.lite_topic)
-        except GantryError as e:
-            parts.client.report_failure(self._topic, e)
-            raise
+        await self._started().api.ack(message, self._topic, message.lite_topic)
 
     async def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
         """Changes the invisible duration of a message. Unless acknowledged, the message is redelivered after this time.
@@ -125,12 +120,8 @@ class LiteSimpleConsumer(LiteConsumer):
             BrokerError: The broker rejects the request.
         """
         invisible_ms = duration_ms("invisible_time", invisible_time)
-        parts = self._started()
-        try:
-            await parts.api.change_invisible_time(message, self._topic, invisible_ms, message.lite_topic)
-        except GantryError as e:
-            parts.client.report_failure(self._topic, e)
-            raise
+        api = self._started().api
+        await api.change_invisible_time(message, self._topic, invisible_ms, message.lite_topic)
 
     async def _targets(self) -> list[Target]:
         return [(self._topic, name) for name in await self._started().subscriptions.broker_names()]

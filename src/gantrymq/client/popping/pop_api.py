@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.pulled_messages import decode_popped
 from gantrymq.client.rate_limit_waits import invoke_within_limits
-from gantrymq.errors import BodyError, BrokerUnavailable, IllegalMessage
+from gantrymq.errors import BodyError, BrokerUnavailable, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -155,9 +155,7 @@ class PopApi:
             lite_topic=lite_topic,
             bname=handle.broker_name,
         )
-        await self._client.remoting.call(
-            self._address(handle.broker_name), RemotingCommand.request(RequestCode.ACK_MESSAGE, header), _TIMEOUT_MS
-        )
+        await self._call(topic, handle, RemotingCommand.request(RequestCode.ACK_MESSAGE, header))
 
     async def change_invisible_time(
         self, message: MessageExt, topic: str, invisible_ms: int, lite_topic: str | None = None
@@ -178,11 +176,8 @@ class PopApi:
             lite_topic=lite_topic,
             bname=handle.broker_name,
         )
-        response = await self._client.remoting.call(
-            self._address(handle.broker_name),
-            RemotingCommand.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header),
-            _TIMEOUT_MS,
-        )
+        request = RemotingCommand.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        response = await self._call(topic, handle, request)
         answer = response.read_header(ChangeInvisibleTimeResponseHeader)
         message.properties[POP_CK] = str(
             handle._replace(
@@ -192,6 +187,14 @@ class PopApi:
                 revive_queue_id=answer.revive_qid,
             )
         )
+
+    async def _call(self, topic: str, handle: ReceiptHandle, request: RemotingCommand) -> RemotingCommand:
+        """Sends a request about a popped message to its broker, and reports a failure to the client."""
+        try:
+            return await self._client.remoting.call(self._address(handle.broker_name), request, _TIMEOUT_MS)
+        except GantryError as e:
+            self._client.report_failure(topic, e)
+            raise
 
     async def assignment(self, address: str, topic: str, strategy_name: str) -> Sequence[QueueAssignment] | None:
         """Returns the queues that the broker assigns to this client; None to keep the current queues."""

@@ -122,7 +122,7 @@ class PoppedQueues:
         self._statistics = context.statistics
         self._assignment = context.assignment
         self._queues: dict[MessageQueue, tuple[PopProcessQueue, Repeating]] = {}
-        self._answers = Tasks(f"an answer of group {context.group} about a popped message")
+        self._acknowledgements = Tasks(f"an acknowledgement of group {context.group}")
 
     @property
     def queues(self) -> set[MessageQueue]:
@@ -154,11 +154,13 @@ class PoppedQueues:
             await asyncio.gather(*(job.stop() for _, job in self._queues.values()))
             await self.pool.close(deadline.left())
             async with asyncio.timeout(deadline.left()):
-                await self._answers.wait()
+                await self._acknowledgements.wait()
         except TimeoutError:
-            log.warning("%d messages are redelivered: no response to acknowledgements in time", len(self._answers))
+            log.warning(
+                "%d messages are redelivered: no response to acknowledgements in time", len(self._acknowledgements)
+            )
         finally:
-            await self._answers.stop()
+            await self._acknowledgements.stop()
             revoked = self.queues
             self._queues.clear()
             await self._assignment.revoked(revoked)
@@ -209,7 +211,7 @@ class PoppedQueues:
         wanted = [message for message in popped if self._is_wanted(message, subscription)]
         for message in popped:
             if message not in wanted:
-                self._answer(self._api.ack(message, topic), message)
+                self._acknowledge_later(self._api.ack(message, topic), message)
         if wanted:
             counters = process_queue.counters
             counters.pulls += 1
@@ -238,20 +240,20 @@ class PoppedQueues:
                 error or "handled",
             )
         elif error is None:
-            self._answer(self._api.ack(message, topic), message)
+            self._acknowledge_later(self._api.ack(message, topic), message)
         else:
             delay_s = retry_after(message, self._max_reconsume_times, clock.time())
             following = "given up: too old for another attempt" if delay_s is None else f"next attempt in {delay_s} s"
             log.warning("handler failed: %s; %s", failed_attempt(message), following, exc_info=error)
             if delay_s is None:
-                self._answer(self._api.ack(message, topic), message)
+                self._acknowledge_later(self._api.ack(message, topic), message)
             else:
-                self._answer(self._api.change_invisible_time(message, topic, delay_s * 1000), message)
+                self._acknowledge_later(self._api.change_invisible_time(message, topic, delay_s * 1000), message)
 
-    def _answer(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
-        self._answers.start(self._answered(request, message))
+    def _acknowledge_later(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
+        self._acknowledgements.start(self._acknowledge(request, message))
 
-    async def _answered(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
+    async def _acknowledge(self, request: Coroutine[Any, Any, None], message: MessageExt) -> None:
         try:
             await request
         except GantryError as e:

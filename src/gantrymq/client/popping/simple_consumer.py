@@ -88,7 +88,7 @@ class SimpleConsumer(GroupConsumer):
     def __init__(self, options: SimpleConsumerOptions) -> None:
         super().__init__(options)
         self._client: ClientInstance | None = None
-        self._answers = self._new_answers()
+        self._tasks = self._new_tasks()
         self._rotation: PollRotation | None = None
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -103,16 +103,16 @@ class SimpleConsumer(GroupConsumer):
         stack.callback(self._forget)
         client = self._client = self._connect(data, handlers)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
-        stack.push_async_callback(self._answers.stop)
+        stack.push_async_callback(self._tasks.stop)
         self._rotation = PollRotation(client, self._check_open, self._targets)
         client.start()
         await introduce(client, self._wire_group, list(self._subscriptions.values()), shares_queues=False)
 
     def _forget(self) -> None:
         self._client = self._rotation = None
-        self._answers = self._new_answers()
+        self._tasks = self._new_tasks()
 
-    def _new_answers(self) -> Tasks:
+    def _new_tasks(self) -> Tasks:
         return Tasks(f"telling brokers about subscriptions and messages of group {self.group}")
 
     async def receive(
@@ -161,12 +161,7 @@ class SimpleConsumer(GroupConsumer):
 
     async def ack(self, message: MessageExt) -> None:
         """Acknowledges a message: it is consumed. Raises BrokerError if its invisible duration has ended."""
-        client, topic = self._started(), self._wire_topic(message.topic)
-        try:
-            await PopApi(client, self._wire_group).ack(message, topic)
-        except GantryError as e:
-            client.report_failure(topic, e)
-            raise
+        await PopApi(self._started(), self._wire_group).ack(message, self._wire_topic(message.topic))
 
     async def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
         """Changes the invisible duration of a message. Unless acknowledged, the message is redelivered after this time.
@@ -179,12 +174,8 @@ class SimpleConsumer(GroupConsumer):
             BrokerError: The invisible duration has ended.
         """
         invisible_ms = duration_ms("invisible_time", invisible_time)
-        client, topic = self._started(), self._wire_topic(message.topic)
-        try:
-            await PopApi(client, self._wire_group).change_invisible_time(message, topic, invisible_ms)
-        except GantryError as e:
-            client.report_failure(topic, e)
-            raise
+        api, topic = PopApi(self._started(), self._wire_group), self._wire_topic(message.topic)
+        await api.change_invisible_time(message, topic, invisible_ms)
 
     async def _targets(self) -> list[Target]:
         """Returns all brokers that may have messages of a subscribed topic."""
@@ -241,7 +232,7 @@ class SimpleConsumer(GroupConsumer):
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:
-                    self._answers.start(self._ack_unwanted(api, message, topic))
+                    self._tasks.start(self._ack_unwanted(api, message, topic))
         self._strip_namespace(messages)
         return messages
 
@@ -254,7 +245,7 @@ class SimpleConsumer(GroupConsumer):
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._client is not None:
             self._client.set_subscriptions(self._subscriptions.values())
-            self._answers.start(self._client.heartbeat())
+            self._tasks.start(self._client.heartbeat())
 
     def _started(self) -> ClientInstance:
         self._check_open()
