@@ -3,7 +3,7 @@
     python bench/light_queues.py --queues 1000000
 
 Prints the CPU time of the broker for each message, from received to sent bytes, with the commits of units. Waits for
-the disk do not count. The sends to light queues come after those to ordinary queues. Each message names one light queue.
+the disk do not count. The sends to light queues come after those to ordinary queues. A message names one light queue.
 """
 
 from __future__ import annotations

@@ -6,22 +6,24 @@ Each command runs --runs times, in turn with the others, so that load of the mac
 the smallest user and system time of a command. The modules are compiled before: `pip install` does this, too. With
 --compare, the commands of another commit also run in turn with them.
 
-"first_test_processor_s" is the processor time of pytest with one test. The difference is the cost of the fixture
-`gantry_cluster`. Before a first run, the modules that pytest has rewritten are deleted.
+The second table has the processor time of pytest with one test, with and without the fixture `gantry_cluster`. Before a
+first run, the modules that pytest has rewritten are deleted. It also has the time until a cluster has started, as the
+fixture starts it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from checkouts import checkout, python_of
-from result_files import conditions
+from measures import spread
+from result_files import add_out, recorded
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -77,16 +79,30 @@ def first_test_s(directory: Path, environment: dict[str, str], runs: int) -> dic
     return {name: round(min(of_name), 3) for name, of_name in times.items()}
 
 
+def cluster_start_s(runs: int) -> list[float]:
+    """Returns median, least and most wall time of the start of a cluster in this process."""
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        with EmbeddedCluster():
+            times.append(time.perf_counter() - began)
+    return spread(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", dest="rounds", type=int, default=10, help="runs of each command (%(default)s)")
     parser.add_argument("--compare", metavar="COMMIT", help="measure the commands of this commit also")
-    parser.add_argument("--out", type=Path)
+    add_out(parser)
     options = parser.parse_args()
+    with recorded(options, "bench/start_times.py"):
+        measure(options.rounds, options.compare)
+
+
+def measure(runs: int, base: str | None) -> None:
     pythons: dict[str, Path | str] = {"this commit": sys.executable}
-    if options.compare:
-        pythons = {options.compare: python_of(checkout(options.compare)), **pythons}
-    before = conditions()
+    if base is not None:
+        pythons = {base: python_of(checkout(base)), **pythons}
     with tempfile.TemporaryDirectory() as directory, EmbeddedCluster() as cluster:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -94,27 +110,21 @@ def main() -> None:
             producer.send(Message("orders", b"one"))
         of_commands = commands(cluster.name_server)
         times: dict[str, dict[str, list[float]]] = {name: {commit: [] for commit in pythons} for name in of_commands}
-        for run in range(options.runs + 1):
+        for run in range(runs + 1):
             for name, arguments in of_commands.items():
                 for commit, python in pythons.items():
                     seconds = processor_s([*GANTRY, *arguments], environment, python=python)
                     if run:  # The first run compiles the modules.
                         times[name][commit].append(seconds)
-        of_first_test = first_test_s(Path(directory), environment, options.runs)
-    result = {
-        "program": "bench/start_times.py",
-        **before,
-        "runs": options.runs,
-        "processor_s": {
-            name: {commit: round(min(seconds), 3) for commit, seconds in of_name.items()}
-            for name, of_name in times.items()
-        },
-        "first_test_processor_s": of_first_test,
-    }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+        of_first_test = first_test_s(Path(directory), environment, runs)
+    print(f"| command | {' | '.join(f'{commit}, s' for commit in pythons)} |\n{'|---' * (len(pythons) + 1)}|")
+    for name, of_name in times.items():
+        print(f"| `{name}` | {' | '.join(f'{min(seconds):.3f}' for seconds in of_name.values())} |")
+    print("\n| what | s |\n|---|---|")
+    for name, seconds in of_first_test.items():
+        print(f"| pytest, {name}: processor time | {seconds} |")
+    median, least, most = cluster_start_s(runs)
+    print(f"| start of a cluster in the process: time | {median:.3f} ({least:.3f} to {most:.3f}) |")
 
 
 if __name__ == "__main__":

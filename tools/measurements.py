@@ -136,8 +136,7 @@ SECTIONS = (
     Section(
         "Start times of commands",
         "start_times.json",
-        "Processor time in seconds, the least of ten runs. Without compiled modules, `gantry consume` takes 0.2 s"
-        " more.",
+        "Processor times are the least of ten runs. Without compiled modules, `gantry consume` takes 0.2 s more.",
     ),
     Section(
         "Mechanisms and their alternatives",
@@ -338,13 +337,6 @@ def _failover(result: Json) -> Iterator[str]:
     yield table(["fault", "producers", "push consumers", "POP consumers", "lite pull consumers"], rows)
 
 
-def _start_times(result: Json) -> Iterator[str]:
-    of_commands = result["processor_s"]
-    commits = list(next(iter(of_commands.values())))
-    rows = [[f"`{name}`", *(times[commit] for commit in commits)] for name, times in of_commands.items()]
-    yield table(["command", *(f"{commit}, s" for commit in commits)], rows)
-
-
 def _decisions(result: Json) -> Iterator[str]:
     def least(pair: Sequence[float]) -> str:
         return f"{pair[0]:g} ({pair[1]:g})"
@@ -374,7 +366,6 @@ def _scale(result: Json) -> Iterator[str]:
 
 _RENDERERS = {
     "failover.json": _failover,
-    "start_times.json": _start_times,
     "decisions.json": _decisions,
     "scale.json": _scale,
 }
