@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from measures import figure, progress
+from result_files import commit
 from scale_chart import Panel, chart
 from scale_clients import connections, groups
 from scale_limits import limits
@@ -64,6 +65,8 @@ _OF_QUEUES = {
     "unused_cpu": "CPU of that start, s",
     "ready": "start with messages, s",
     "ready_cpu": "CPU of that start, s",
+    "killed": "start after SIGKILL, s",
+    "killed_cpu": "CPU of that start, s",
     "stop": "shutdown, s",
     "unused": "memory without messages, MiB",
     "own": "memory, MiB",
@@ -223,7 +226,7 @@ def measure(name: str, dimension: Dimension, run: Run, points: Sequence[int]) ->
     conditions = (
         f"{os.cpu_count()} processors, Python {platform.python_version()}, "
         f"{'without' if native is None else 'with'} gantrymq-native. Run of {seconds:.0f} s; other programs: "
-        f"{others:.0%} of CPU; load average at start: {load:.1f}"
+        f"{others:.0%} of CPU; load average at start: {load:.1f}; commit {commit()}"
     )
     return {"date": time.strftime("%Y-%m-%d"), "conditions": conditions, "rows": rows}
 

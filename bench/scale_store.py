@@ -105,6 +105,7 @@ async def _with_queues(run: Run, of: Node, count: int, used: list[MessageQueue])
     row |= memory(of.broker)
     row["descriptors"] = descriptors(of.broker)
     await close(connections)
+    _, row["killed"], row["killed_cpu"] = of.start_again(kill=True)
     row["stop"], row["ready"], row["ready_cpu"] = of.start_again()
     row["disk"] = disk_mib(of.directory)
     row["namesrv"] = memory(of.namesrv)["own"]
