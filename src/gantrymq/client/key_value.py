@@ -8,6 +8,7 @@ depends on its hash as in Java's `SelectMessageQueueByHash`.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
@@ -387,7 +388,7 @@ class _Watcher:
     """
 
     def __init__(self, key: str | None, max_bytes: int) -> None:
-        self.pending: dict[str, KeyValueEntry] = {}
+        self.pending: OrderedDict[str, KeyValueEntry] = OrderedDict()
         self.is_too_slow = False
         self._key = key
         self._max_bytes = max_bytes
@@ -407,7 +408,7 @@ class _Watcher:
 
     def next(self) -> KeyValueEntry:
         """Removes and returns the oldest pending change."""
-        entry = self.pending.pop(next(iter(self.pending)))
+        _, entry = self.pending.popitem(last=False)
         self._size -= _size(entry)
         return entry
 

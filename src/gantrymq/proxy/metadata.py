@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -57,7 +58,7 @@ class _Remembered(Generic[T]):
         self._refresh_s = refresh_s
         self._most = most
         #: Name -> (time of the request in s, value), oldest first.
-        self._known: dict[str, tuple[float, T]] = {}
+        self._known: OrderedDict[str, tuple[float, T]] = OrderedDict()
         self._asking: dict[str, asyncio.Task[T]] = {}
 
     async def get(self, name: str) -> T:
@@ -99,7 +100,7 @@ class _Remembered(Generic[T]):
         self._known.pop(name, None)
         self._known[name] = monotonic(), task.result()
         if len(self._known) > self._most:
-            del self._known[next(iter(self._known))]
+            self._known.popitem(last=False)
 
 
 class Metadata:

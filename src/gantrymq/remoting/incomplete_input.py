@@ -8,6 +8,7 @@ disconnected first. An honest peer completes its input within milliseconds, so o
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +43,7 @@ class IncompleteInputs:
         self._deadline_s = deadline_s
         self.bytes = 0
         #: Oldest first.
-        self._inputs: dict[Peer, _Input] = {}
+        self._inputs: OrderedDict[Peer, _Input] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 from itertools import count
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class TopicRouteInfo:
         self._config = config
         self._remoting = remoting
         #: Queues by topic, each with the time at which the entry expires.
-        self._known: dict[str, tuple[float, list[RemoteQueue]]] = {}
+        self._known: OrderedDict[str, tuple[float, list[RemoteQueue]]] = OrderedDict()
         #: host:port of each broker that failed to accept a message -> end of the time for which it is avoided.
         self._avoided: dict[str, float] = {}
         self._turns = count()
@@ -57,7 +58,7 @@ class TopicRouteInfo:
             if not queues:
                 raise StoreError(f"no broker of another name takes messages for the topic {topic!r}")
             while len(self._known) >= _MOST_TOPICS:
-                del self._known[next(iter(self._known))]
+                self._known.popitem(last=False)
             self._known[topic] = monotonic() + _KNOWN_FOR_S, queues
         now = monotonic()
         left = [queue for queue in queues if queue.address not in asked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from gantrymq.errors import StoreError
@@ -29,7 +30,7 @@ class StoredSizes:
         #: The queue offset up to which the messages of a queue are counted.
         self._counted: dict[ConsumeQueue, int] = {}
         #: Queues with messages that are not counted yet.
-        self._pending: dict[ConsumeQueue, None] = {}
+        self._pending: OrderedDict[ConsumeQueue, None] = OrderedDict()
         self._has_deleted_queues = False
 
     def queues_deleted(self) -> None:

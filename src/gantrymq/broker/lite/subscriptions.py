@@ -6,6 +6,7 @@ because a client continues on another one, and a proxy has one connection for ma
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -81,7 +82,7 @@ class LiteSubscriptions:
         self._freed = freed
         self._clients: dict[str, LiteClient] = {}
         #: (client id, light queue): subscriptions that clients of exclusive groups have lost to others, oldest first.
-        self._lost: dict[tuple[str, str], None] = {}
+        self._lost: OrderedDict[tuple[str, str], None] = OrderedDict()
         #: The subscribers of a light queue.
         self._by_queue: dict[str, dict[LiteClient, None]] = {}
         #: Number of subscriptions of all clients.
@@ -170,7 +171,7 @@ class LiteSubscriptions:
         for client in others:
             self.remove(client, name)
             if len(self._lost) >= _MOST_LOST:
-                del self._lost[next(iter(self._lost))]
+                self._lost.popitem(last=False)
             self._lost[client.client_id, name] = None
             self.notify(client, name)
         return others

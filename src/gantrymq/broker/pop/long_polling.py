@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -62,7 +62,7 @@ class Waiter:
 @dataclass(slots=True)
 class _WaitQueue:
     queues: tuple[ConsumeQueue, ...] = ()
-    waiters: dict[Waiter, None] = field(default_factory=dict)
+    waiters: OrderedDict[Waiter, None] = field(default_factory=OrderedDict)
     #: Time of the next attempt if no message arrives earlier (event-loop time, in seconds).
     wake_at: float = inf
 
@@ -90,7 +90,7 @@ class PopLongPolling(Feature):
         #: Heap of (time, wait queue). An entry is outdated if it differs from the wait queue's `wake_at`.
         self._wakes: list[tuple[float, QueueKey]] = []
         #: Pending work: wait queues to try, expired requests to answer, and empty wait queues to remove.
-        self._due: dict[QueueKey, None] = {}
+        self._due: OrderedDict[QueueKey, None] = OrderedDict()
         self._expired: deque[tuple[_WaitQueue, Waiter]] = deque()
         self._empty: deque[QueueKey] = deque()
         self._answering = jobs.repeating(f"answer waiting {name}", self._answer)
@@ -229,8 +229,7 @@ class PopLongPolling(Feature):
                     self._remove(wait_queue, waiter)
                     self._attempt(waiter, expired=True)
             elif self._due:
-                key = next(iter(self._due))
-                del self._due[key]
+                key, _ = self._due.popitem(last=False)
                 self._try(key)
             elif self._empty:
                 self._forget(self._empty.popleft())

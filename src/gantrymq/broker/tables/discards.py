@@ -11,6 +11,7 @@ In the same way, the end of the log at an offset reset separates old pops from n
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -34,8 +35,9 @@ class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
             # The last deletion is at the end, so the oldest is the first.
             deleted.pop(topic, None)
             deleted[topic] = log_end
-        while deleted and (deleted[first := next(iter(deleted))] <= log_begin or len(deleted) > MAX_DELETED_TOPICS):
-            del deleted[first]
+        before_log = sum(1 for _ in takewhile(lambda end: end <= log_begin, deleted.values()))
+        for topic in list(islice(deleted, max(before_log, len(deleted) - MAX_DELETED_TOPICS))):
+            del deleted[topic]
 
     def is_of_deleted(self, topic: str, log_offset: int) -> bool:
         """Returns True if the topic of a record was deleted later. `log_offset` is the record's physical offset."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -114,7 +115,7 @@ class DecisionExecutor:
         self._counts = counts
         #: Offset of the decision in the op queue -> its progress. The first decision in the dictionary is continued
         #: next.
-        self.open: dict[int, DecisionProgress] = {}
+        self.open: OrderedDict[int, DecisionProgress] = OrderedDict()
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
     def start(self) -> None:
@@ -148,7 +149,7 @@ class DecisionExecutor:
         while self.open:
             op_offset, progress = next(iter(self.open.items()))
             # Continues the decisions in rotation, so that a blocked decision does not block the others.
-            self.open[op_offset] = self.open.pop(op_offset)
+            self.open.move_to_end(op_offset)
             try:
                 with self._store.ahead_of_wait_queue():
                     self._step(progress)

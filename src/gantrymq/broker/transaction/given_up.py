@@ -10,6 +10,7 @@ offsets and are ignored here.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from gantrymq.broker.append import Appender
@@ -39,7 +40,7 @@ class GivenUp:
         self._store = appender.store
         self._ops = OpMessages(config, appender, _OP_QUEUE_ID)
         #: First half offset -> offset in TRANS_CHECK_MAX_TIME_TOPIC.
-        self._open: dict[int, int] = {}
+        self._open: OrderedDict[int, int] = OrderedDict()
         #: The largest first half offset that was dropped because of MAX_OPEN; -1 if none was dropped.
         self._forgotten = -1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from gantrymq.broker.transaction.ended_half_messages import EndedHalfMessages
 from gantrymq.broker.transaction.op_messages import OpMessages
 
@@ -25,7 +27,7 @@ class OpMessageIndex:
         #: As `_ended`, for half messages that ended after a round had passed them.
         self._ended_late: dict[int, int] = {}
         #: Op message -> number of its half offsets in `_ended` and `_ended_late`. Oldest op message first.
-        self._waiting_for: dict[int, int] = {}
+        self._waiting_for: OrderedDict[int, int] = OrderedDict()
         #: First queue offset of a copied half message -> queue offset of its newest copy. A producer may use either
         #: offset. The rounds have already passed copies whose offset is before `half_offset`.
         self._copies: dict[int, int] = {}

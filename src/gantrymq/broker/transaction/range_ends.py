@@ -12,6 +12,7 @@ Decision record: docs/decisions/transaction-ranges.md.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import suppress
 
@@ -75,7 +76,7 @@ class RangeEnds:
         self._preallocation_waits = waits.files
         self._pending_responses = waits.flush
         #: Decision id -> (offset in the op queue, verdict).
-        self._remembered: dict[str, tuple[int, int]] = {}
+        self._remembered: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._is_master = False
         self._is_ready = False
 
@@ -247,7 +248,7 @@ class RangeEnds:
     def _remember(self, decision: Decision) -> None:
         self._remembered[decision.id] = decision.op_offset, decision.verdict
         if len(self._remembered) > _MOST_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+            self._remembered.popitem(last=False)
 
 
 def _refused(found: HalfRange, why: str) -> RequestRefused:

@@ -11,6 +11,7 @@ time (`time_quota.py`), incomplete frames and header blocks (`remoting/incomplet
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
 
@@ -55,7 +56,7 @@ class Http2Connection(asyncio.Protocol):
         self.is_asked = False
         self.streams: dict[int, Http2Stream] = {}
         #: Streams with data that wait for the connection's window or for its socket.
-        self.blocked: dict[int, Http2Stream] = {}
+        self.blocked: OrderedDict[int, Http2Stream] = OrderedDict()
         #: Window of the connection: the bytes that the peer still accepts on all streams together.
         self.window = frames.DEFAULT_WINDOW
         #: False while the write buffer is full.
@@ -245,7 +246,7 @@ class Http2Connection(asyncio.Protocol):
     def pump_all(self) -> None:
         """Sends data of the blocked streams in turn until the connection accepts no more."""
         while self.blocked and self.window > 0 and self.is_writable:
-            self.blocked.pop(next(iter(self.blocked))).pump()
+            self.blocked.popitem(last=False)[1].pump()
 
     # -- writing ------------------------------------------------------------------------------------------------
 

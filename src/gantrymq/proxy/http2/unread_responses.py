@@ -7,6 +7,7 @@ for the longest time. An honest peer reads within milliseconds, so the oldest en
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Protocol
 
 from gantrymq.limits import PROXY_UNREAD_RESPONSES_BYTES
@@ -26,7 +27,7 @@ class UnreadResponses:
         self._max_bytes = max_bytes
         self.bytes = 0
         #: Unread bytes by peer. The peer that read last is the last entry.
-        self._peers: dict[Peer, int] = {}
+        self._peers: OrderedDict[Peer, int] = OrderedDict()
 
     def add(self, peer: Peer, size: int) -> None:
         """Counts `size` more unread bytes of a peer. If the limit is exceeded, disconnects the slowest peers."""

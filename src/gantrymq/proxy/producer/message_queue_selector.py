@@ -6,6 +6,7 @@ Source: proxy/service/route/MessageQueueSelector.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from gantrymq.client.producing.queue_selector import consistent_hash
@@ -24,7 +25,7 @@ class MessageQueueSelector:
 
     def __init__(self) -> None:
         #: Topic -> (route, its writable queues, round-robin counter), oldest route first.
-        self._topics: dict[str, tuple[TopicRouteData, list[MessageQueue], Iterator[int]]] = {}
+        self._topics: OrderedDict[str, tuple[TopicRouteData, list[MessageQueue], Iterator[int]]] = OrderedDict()
 
     def choose(self, topic: str, route: TopicRouteData, key: str) -> MessageQueue | None:
         """Returns the queue for a message with a message group or a deduplication id `key`.
@@ -40,7 +41,7 @@ class MessageQueueSelector:
             known = route, queues, itertools.count(randomness.randrange(len(queues) or 1))
             self._topics[topic] = known
             if len(self._topics) > _MOST_TOPICS:
-                del self._topics[next(iter(self._topics))]
+                self._topics.popitem(last=False)
         _, queues, turns = known
         if not queues:
             return None

@@ -17,6 +17,7 @@ Light queues stay when their messages have expired, so that their offsets go on.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from math import inf
@@ -75,8 +76,8 @@ class LightQueues:
         self._mappings = QueueMappings()
         #: The light queues that somebody uses. Each name has one object, so that waiting pulls find it.
         self._used: WeakValueDictionary[str, LightQueue] = WeakValueDictionary()
-        #: The light queues that came into use last.
-        self._cached: dict[str, LightQueue] = {}
+        #: The light queues that came into use last. A dict would search for its first entry among deleted ones.
+        self._cached: OrderedDict[str, LightQueue] = OrderedDict()
         #: The units that are not committed, in the order of the log.
         self._pending: list[NewUnit] = []
         #: The light queues of these units, by their ids.
@@ -259,7 +260,7 @@ class LightQueues:
                 self._used[name] = queue
             self._cached[name] = queue
             if len(self._cached) > MAX_CACHED:
-                del self._cached[next(iter(self._cached))]
+                self._cached.popitem(last=False)
         if queue.log_begin < self._log.min_offset:
             if queue.is_stale:
                 self._load(queue)
