@@ -53,6 +53,18 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def options() -> str:
+    """Returns the options of this process, without those of the result file: `--out` and `--name`."""
+    kept = []
+    arguments = iter(sys.argv[1:])
+    for argument in arguments:
+        if argument in ("--out", "--name"):
+            next(arguments, None)
+        elif not argument.startswith(("--out=", "--name=")):
+            kept.append(argument)
+    return shlex.join(kept)
+
+
 def add_out(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `recorded`."""
     parser.add_argument("--out", type=Path, help="add the printed results to this result file of bench/results")
@@ -77,7 +89,7 @@ def recorded(args: argparse.Namespace, program: str) -> Iterator[None]:
         read_result(args.out)
     except ValueError as e:
         raise SystemExit(f"--out: {e}") from e
-    run = conditions() | {"program": program, "options": shlex.join(sys.argv[1:]), "native": native is not None}
+    run = conditions() | {"program": program, "options": options(), "native": native is not None}
     run["rounds"] = getattr(args, "rounds", getattr(args, "repeat", 1))
     printed = _Copy(sys.stdout)
     with redirect_stdout(printed):
@@ -189,7 +201,7 @@ def recorder(path: Path | None, program: str, columns: list[str]) -> Callable[[s
     read_result(path)
     run = conditions() | {
         "program": program,
-        "options": shlex.join(sys.argv[1:]),
+        "options": options(),
         "native": native is not None,
         "rounds": 1,
         "columns": columns,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from measures import Measure, columns, more_expensive, progress, rows, table
 from polls import polls
 from programs import SERIALIZE_TYPES
 from replication import measure_replication
-from result_files import conditions, put_run, read_result
+from result_files import conditions, options, put_run, read_result
 from servers import build, missing_tools
 from systems import GANTRY, JAVA, Cluster, System, cluster, gantry
 
@@ -91,7 +90,7 @@ def main() -> int:
         print(more_expensive(compared, measures))
     if args.out is not None:
         run["versions"]["java"] = java_banner().split()[2]
-        run |= {"program": "bench/run.py", "options": shlex.join(sys.argv[1:]), "native": native is not None}
+        run |= {"program": "bench/run.py", "options": options(), "native": native is not None}
         run |= {"rounds": args.rounds, "columns": columns(compared), "rows": rows(compared, measures)}
         put_run(args.out, run)
     return 0
