@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,12 @@ def checkout(commit: str) -> Path:
 def python_of(directory: Path) -> Path:
     """Returns the interpreter of a checkout."""
     return directory / ".venv" / "bin" / "python"
+
+
+def import_path_of(directory: Path) -> str:
+    """Returns the value of PYTHONPATH with which another interpreter uses the code of a checkout."""
+    site_packages = next((directory / ".venv").glob("lib/python3.*/site-packages"))
+    return os.pathsep.join([str(directory / "src"), str(site_packages)])
 
 
 def _make_environment(directory: Path) -> None:

@@ -164,14 +164,15 @@ class Run:
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
-    async def one_round(self) -> None:
+    async def one_round(self, name: str | None = None) -> None:
+        """Runs this fault, or a random one."""
         for process in (self._load, self._workloads):
             if process.poll() is not None:
                 raise RuntimeError(f"a load has ended with status {process.returncode}; see its log")
         await self.pause(self._chance.uniform(*STEADY_S))
-        if not self._next_faults:
-            self._next_faults = self._chance.sample(self._faults, len(self._faults))
-        name = self._next_faults.pop()
+        if name is None:
+            self._next_faults = self._next_faults or self._chance.sample(self._faults, len(self._faults))
+            name = self._next_faults.pop()
         fault = FAULTS[name]
         away_s = self._chance.uniform(*fault.away_s)
         hit = Hit(fault, tuple([await self._victim(role, n) for n, role in enumerate(fault.whom)]))

@@ -45,22 +45,26 @@ class Evidence:
     recovery: Callable[[AdminClient, Victim], Awaitable[str]]
 
 
-async def refused_writes(admin: AdminClient, victim: Victim) -> str:
-    try:
-        return refused_in(await admin.runtime_info(victim.address), victim.since_ms)
-    except GantryError:
-        return ""
+def failed_writes(number: int) -> Callable[[AdminClient, Victim], Awaitable[str]]:
+    """Returns a function that reports the jobs whose last failure is this error."""
+
+    async def effect(admin: AdminClient, victim: Victim) -> str:
+        try:
+            return failed_in(await admin.runtime_info(victim.address), number, victim.since_ms)
+        except GantryError:
+            return ""
+
+    return effect
 
 
-def refused_in(runtime_info: Mapping[str, str], since_ms: int) -> str:
-    """Returns the jobs whose last failure is EFBIG, in these statistics of a broker."""
-    too_large = os.strerror(errno.EFBIG)
+def failed_in(runtime_info: Mapping[str, str], number: int, since_ms: int) -> str:
+    """Returns the jobs whose last failure is this error, in these statistics of a broker."""
     names = [
         job.name
         for job in failed_jobs(runtime_info)
-        if too_large in job.last_error and (job.last_failure_ms or 0) >= since_ms
+        if os.strerror(number) in job.last_error and (job.last_failure_ms or 0) >= since_ms
     ]
-    return f"EFBIG: {', '.join(names)}" if names else ""
+    return f"{errno.errorcode[number]}: {', '.join(names)}" if names else ""
 
 
 async def restored_writes(admin: AdminClient, victim: Victim) -> str:
@@ -101,12 +105,18 @@ async def right_clock(admin: AdminClient, victim: Victim) -> str:
     return "" if error is None or abs(error) >= CLOCK_S / 2 else f"store timestamp {error:+.0f} s"
 
 
-_WRITES = Evidence(refused_writes, restored_writes)
+_LIMITED = Evidence(failed_writes(errno.EFBIG), restored_writes)
+_FULL = Evidence(failed_writes(errno.ENOSPC), restored_writes)
+_UNSYNCED = Evidence(failed_writes(errno.EIO), restored_writes)
 _CLOCK = Evidence(wrong_clock, right_clock)
 #: The faults whose effect is checked.
 EVIDENCE = {
-    "no file may grow": _WRITES,
-    "slave's files may not grow": _WRITES,
+    "no file may grow": _LIMITED,
+    "slave's files may not grow": _LIMITED,
+    "disk full": _FULL,
+    "slave's disk full": _FULL,
+    "fsync fails": _UNSYNCED,
+    "slave's fsync fails": _UNSYNCED,
     "clock ahead": _CLOCK,
     "clock behind": _CLOCK,
 }

@@ -7,8 +7,11 @@
 | cut, half-open | no bytes pass over one link, in both directions or in one |
 | slow, lossy | bytes pass late, all or some of them; see failover_links.py |
 | no file may grow | each write beyond 1,000 bytes of a file fails with EFBIG |
+| disk full | a file takes all free space of the disk of this broker: writes fail with ENOSPC |
+| fsync fails | each fsync and fdatasync fails with EIO; at the end, the broker is restarted |
 | clock ahead, behind | the clock of the server is wrong by CLOCK_S |
 | handed over | `electMaster` names another broker of the sync-state set |
+| upgraded | SIGTERM to the next server of an earlier version, and start of the present one |
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 
 from failover_links import ANYBODY
 from failover_servers import BROKERS, Servers
+from failover_tools import fill, free
 
 #: Shortest and longest absence of a server after sends continue, or of a link, in seconds.
 AWAY_S = (0.0, 3.0)
@@ -34,6 +38,8 @@ FILE_LIMIT = 1000
 CLOCK_S = 60
 #: Clients of bench/faults.py that faults hit.
 CLIENTS = ("load", "concurrent", "orderly", "pop")
+#: The fault that does not occur at random: bench/faults.py upgrades each server once.
+UPGRADED = "upgraded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of fault. `whom` are roles: master, slave, controller, namesrv, or etcd.
+    """A kind of fault. `whom` are roles: master, slave, controller, namesrv, etcd, or outdated.
 
     With `returns_first`, this server returns before sends are expected to continue.
     """
@@ -140,6 +146,26 @@ def _unlimit_files(servers: Servers, names: tuple[str, ...]) -> None:
             servers.start(name)
 
 
+def _fill_disk(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    fill(servers.directory / names[0])
+
+
+def _free_disk(servers: Servers, names: tuple[str, ...]) -> None:
+    free(servers.directory / names[0])
+    # A broker can have ended after the errors.
+    _start(servers, names)
+
+
+def _fail_fsync(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.fail_fsync(names[0])
+
+
+def _restart(servers: Servers, names: tuple[str, ...]) -> None:
+    if servers.is_running(names[0]):
+        servers.terminate(names[0])
+    servers.start(names[0])
+
+
 def _set_clock_ahead(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
     servers.set_clock(names[0], CLOCK_S)
 
@@ -194,6 +220,10 @@ _FAULTS_OF_RUNS = {
     "link to slave lossy": Fault(("master", "slave"), _lossy, _heal_link, SOME_S),
     "no file may grow": Fault(("master",), _limit_files, _unlimit_files, SOME_S),
     "slave's files may not grow": Fault(("slave",), _limit_files, _unlimit_files, SOME_S),
+    "disk full": Fault(("master",), _fill_disk, _free_disk, SOME_S),
+    "slave's disk full": Fault(("slave",), _fill_disk, _free_disk, SOME_S),
+    "fsync fails": Fault(("master",), _fail_fsync, _restart, SOME_S),
+    "slave's fsync fails": Fault(("slave",), _fail_fsync, _restart, SOME_S),
     "clock ahead": Fault(("master",), _set_clock_ahead, _correct_clock, SOME_S),
     "clock behind": Fault(("master",), _set_clock_behind, _correct_clock, SOME_S),
     "NameServer killed": Fault(("namesrv",), _kill, _start),
@@ -204,12 +234,16 @@ _FAULTS_OF_RUNS = {
     "proxy stopped": Fault(("proxy",), _stop, _continue),
     **{f"{client} killed": Fault((client,), _kill, _start) for client in CLIENTS},
     **{f"{client} stopped": Fault((client,), _stop, _continue) for client in CLIENTS},
+    # Not orderly: the server that ends is of the earlier version, which may have no delivery journal.
+    UPGRADED: Fault(("outdated",), _terminate, _start),
 }
 
 FAULTS = _FAULTS_OF_SERVERS | _FAULTS_OF_RUNS
-#: Faults that only bench/faults.py has, and those of them that need libfaketime.
+#: Faults that only bench/faults.py has, and those of them that need libfaketime, a small disk, or libfiu.
 OF_FAULT_RUNS = tuple(_FAULTS_OF_RUNS)
 OF_CLOCKS = ("clock ahead", "clock behind")
+OF_DISKS = ("disk full", "slave's disk full")
+OF_FSYNC = ("fsync fails", "slave's fsync fails")
 #: Faults that need several controllers with their state in etcd.
 OF_ETCD = tuple(name for name, fault in FAULTS.items() if "etcd" in fault.whom)
 

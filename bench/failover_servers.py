@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from failover_links import Links
+from failover_tools import Tools, fail_fsync, fsync_variables, mounted
 
 from gantrymq.config import format_properties, replace_file
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
@@ -51,17 +52,6 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_from(source: Path | None) -> Iterator[None]:
-    """Lets processes that start in this context use the package at `source`."""
-    if source is None:
-        yield
-        return
-    # The native code is of this version.
-    with environment({"PYTHONPATH": str(source), "GANTRYMQ_NATIVE": "0"}):
-        yield
-
-
-@contextmanager
 def environment(changed: dict[str, str]) -> Iterator[None]:
     """Gives variables to processes that start in this context."""
     before = {name: os.environ.get(name) for name in changed}
@@ -81,8 +71,7 @@ class Servers:
 
     `kind` is one of CONTROLLERS. `broker` are further configuration keys of all brokers.
 
-    `other_version` is a directory with another version of the package, for broker b. `clocks` is the path of
-    libfaketime: with it, the clocks of brokers can be wrong.
+    `other_version` is a directory with another version of the package, for broker b. `tools` are those of the faults.
     """
 
     def __init__(
@@ -93,13 +82,13 @@ class Servers:
         *,
         other_version: Path | None = None,
         proxy: bool = False,
-        clocks: Path | None = None,
+        tools: Tools | None = None,
     ) -> None:
         self.directory = directory
         self._kind = kind
         self._broker = broker or {}
         self._other_version = other_version
-        self._clocks = clocks
+        self._tools = tools or Tools()
         self._stack = ExitStack()
         names = ["namesrv", *(f"controller{n}" for n in range(3 if kind == "etcd" else 1)), *BROKERS]
         if proxy:
@@ -125,6 +114,9 @@ class Servers:
 
     def _start_all(self) -> None:
         hosts, ports = self._hosts, self._ports
+        if self._tools.small_disks:
+            for name in BROKERS:
+                self._stack.enter_context(mounted(self.directory / name))
         self.links = Links({name: [(hosts[name], port) for port in ports[name]] for name in hosts})
         self._stack.callback(self.links.stop)
         self.start("namesrv")
@@ -166,7 +158,7 @@ class Servers:
         """Starts a server with its existing files."""
         command = "broker" if name in BROKERS else name.rstrip("0123456789")
         properties = {"bindAddress": HOST} | self._properties(name)
-        with running_from(self._other_version if name == BROKERS[1] else None), environment(self._clock(name)):
+        with environment(self.variables(name)):
             server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
         self._stack.callback(server.stop)
         # The proxy needs the process before its first connection.
@@ -176,6 +168,10 @@ class Servers:
     def set_clock(self, name: str, error_s: int) -> None:
         """Makes the clock of a broker wrong."""
         replace_file(self._clock_file(name), f"{error_s:+}\n".encode())
+
+    def fail_fsync(self, name: str) -> None:
+        """Makes every fsync of a broker fail until the broker is restarted."""
+        fail_fsync(self._fsync_pipe(name), self.processes[name].pid)
 
     def kill(self, name: str) -> None:
         self.send_signal(name, signal.SIGKILL)
@@ -238,16 +234,26 @@ class Servers:
     def _clock_file(self, name: str) -> Path:
         return self.directory / f"clock-{name}"
 
-    def _clock(self, name: str) -> dict[str, str]:
-        if self._clocks is None or name not in BROKERS:
+    def _fsync_pipe(self, name: str) -> Path:
+        return self.directory / f"fsync-{name}"
+
+    def variables(self, name: str) -> dict[str, str]:
+        """Returns further environment variables of a server. With them, brokers load libfaketime and libfiu."""
+        if name not in BROKERS:
             return {}
-        self.set_clock(name, 0)
-        return {
-            "LD_PRELOAD": str(self._clocks),
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file(name)),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        variables = fsync_variables(self._fsync_pipe(name)) if self._tools.libfiu else {}
+        if self._other_version is not None and name == BROKERS[1]:
+            # The native code is of this version.
+            variables |= {"PYTHONPATH": str(self._other_version), "GANTRYMQ_NATIVE": "0"}
+        if self._tools.faketime is not None:
+            self.set_clock(name, 0)
+            variables |= {
+                "LD_PRELOAD": ":".join(filter(None, (str(self._tools.faketime), variables.get("LD_PRELOAD")))),
+                "FAKETIME_TIMESTAMP_FILE": str(self._clock_file(name)),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+        return variables
 
     def _controller_properties(self, name: str) -> dict[str, str]:
         peers = ";".join(f"n{n}-{self.address(each)}" for n, each in enumerate(self.controllers))

@@ -23,10 +23,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checkouts import checkout, import_path_of
 from failover import Round, Run, table, without_effect
-from failover_faults import CLIENTS, FAULTS, OF_CLOCKS, OF_ETCD
+from failover_faults import CLIENTS, FAULTS, OF_CLOCKS, OF_DISKS, OF_ETCD, OF_FSYNC, UPGRADED
 from failover_load import QUEUES
 from failover_servers import BROKERS, Servers
+from failover_tools import Tools, can_mount, has_libfiu
 from result_files import conditions, put_run, read_result
 from soak import GROUPS, Client, Received, RecordFile, Sent, send_first
 from soak_clients import TOPIC
@@ -41,20 +43,47 @@ CATCH_UP_S = 180.0
 VERIFY_S = 600.0
 #: Share of `--rate` that the producers with batches send, and the messages of one batch.
 BATCHED_SHARE, BATCH = 0.5, 4
-#: Size of a file of the log. Small, so that brokers create files while they must not grow.
-LOG_FILE_BYTES = 1 << 20
 FAKETIME = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
+#: The faults that occur at random.
+AT_RANDOM = [name for name in FAULTS if name != UPGRADED]
+#: Further configuration of the brokers.
+PROPERTIES = {
+    # Small, so that brokers create files while they must not grow.
+    "mappedFileSizeCommitLog": str(1 << 20),
+    # On a full disk, brokers must not delete messages, and must meet ENOSPC.
+    "cleanFileForciblyEnable": "false",
+    "diskSpaceWarningLevelRatio": "100",
+}
 
 
 class FaultServers(Servers):
     """The servers, with a proxy, and the clients of a soak, which faults hit as well."""
 
-    def __init__(self, directory: Path, kind: str, rate: float, minutes: float, clocks: Path | None) -> None:
-        files = {"mappedFileSizeCommitLog": str(LOG_FILE_BYTES)}
-        super().__init__(directory, kind, files, proxy=True, clocks=clocks)
-        #: The load runs longer than the faults. `FaultRun.finish` ends it.
-        self._load = (f"--rate={rate}", f"--batch={BATCH}", f"--minutes={2 * minutes + 60}")
+    def __init__(self, directory: Path, kind: str, load: Sequence[str], tools: Tools, earlier: Path | None) -> None:
+        super().__init__(directory, kind, PROPERTIES, proxy=True, tools=tools)
+        self._load = load
+        self._earlier = earlier
+        #: The servers that still run from the checkout `earlier`, in the order of their upgrade.
+        self._outdated = [] if earlier is None else list(self._hosts)
         self.clients: dict[str, Client] = {}
+
+    @property
+    def outdated(self) -> int:
+        """Number of servers that are not upgraded yet."""
+        return len(self._outdated)
+
+    def upgrade_next(self, master: str) -> str:
+        """Returns a server. Its next start uses the present code. The master is the last of the brokers."""
+        next_two = self._outdated[:2]
+        name = next_two[-1] if next_two[0] == master and next_two[-1] in BROKERS else next_two[0]
+        self._outdated.remove(name)
+        return name
+
+    def variables(self, name: str) -> dict[str, str]:
+        variables = super().variables(name)
+        if self._earlier is not None and name in self._outdated:
+            variables["PYTHONPATH"] = import_path_of(self._earlier)
+        return variables
 
     def __exit__(self, *exc: object) -> None:
         for client in self.clients.values():
@@ -123,6 +152,11 @@ class FaultRun(Run):
         # Read after the groups, so that a group is ahead of the sends by a moment at most.
         self.sent.take(self._records["load"].new())
 
+    async def _victim(self, role: str, number: int) -> str:
+        if role != "outdated":
+            return await super()._victim(role, number)
+        return self._cluster.upgrade_next(await self.until(self.master, "there is a master"))
+
     async def finish(self) -> list[str]:
         """Ends the load, waits for the groups, and checks all histories and the stores. Returns the problems."""
         await asyncio.to_thread(self._cluster.clients["load"].stop)
@@ -174,30 +208,54 @@ def verify(store: Path) -> list[str]:
     return [f"gantry store verify {store.name}: {done.stdout}{done.stderr}"] if done.returncode else []
 
 
-async def run_for(run: FaultRun, minutes: float) -> list[str]:
-    """Runs rounds for this time, at least one. Returns the problems."""
+async def run_for(run: FaultRun, servers: FaultServers, minutes: float) -> list[str]:
+    """Runs rounds for this time, at least one, and upgrades the servers at even intervals. Returns the problems."""
     async with run:
-        ends = time.monotonic() + 60 * minutes
+        began, upgrades = time.monotonic(), servers.outdated
         while True:
             await run.one_round()
-            if time.monotonic() >= ends:
+            elapsed = (time.monotonic() - began) / (60 * minutes)
+            while servers.outdated > max(0, 1 - elapsed) * upgrades:
+                await run.one_round(UPGRADED)
+            if elapsed >= 1:
                 return await run.finish()
 
 
-def available(faults: Sequence[str], controller: str, clocks: Path | None) -> list[str]:
-    """Returns the faults that this machine can have. Prints a line for the others."""
-    lacking = {*(OF_ETCD if controller != "etcd" else ()), *(OF_CLOCKS if clocks is None else ())}
-    for what, some in (("etcd", OF_ETCD), ("libfaketime", OF_CLOCKS)):
-        if skipped := [name for name in faults if name in lacking and name in some]:
+def find_tools(faults: Sequence[str], faketime: Path | None) -> Tools:
+    """Returns the tools of this machine that these faults need."""
+    faketime = faketime or next((path for path in map(Path, FAKETIME) if path.exists()), None)
+    wanted = set(faults)
+    return Tools(
+        faketime=None if wanted.isdisjoint(OF_CLOCKS) else faketime,
+        libfiu=not wanted.isdisjoint(OF_FSYNC) and has_libfiu(),
+        small_disks=not wanted.isdisjoint(OF_DISKS) and can_mount(),
+    )
+
+
+def available(faults: Sequence[str], controller: str, tools: Tools) -> tuple[list[str], list[str]]:
+    """Returns the faults that this machine can have, and those that are left out. Prints a line for the latter."""
+    needs = (
+        ("etcd", controller == "etcd", OF_ETCD),
+        ("libfaketime", tools.faketime is not None, OF_CLOCKS),
+        ("root and mkfs.ext4", tools.small_disks, OF_DISKS),
+        ("libfiu and fiu-ctrl", tools.libfiu, OF_FSYNC),
+    )
+    left_out: list[str] = []
+    for what, exists, some in needs:
+        if not exists and (skipped := [name for name in faults if name in some]):
+            left_out += skipped
             print(f"without {what}, skipped: {', '.join(skipped)}", file=sys.stderr)
-    return [name for name in faults if name not in lacking]
+    return [name for name in faults if name not in left_out], left_out
 
 
-def result_tables(rounds: Sequence[Round], messages: dict[str, int], problems: Sequence[str]) -> dict[str, Any]:
+def result_tables(
+    rounds: Sequence[Round], messages: dict[str, int], problems: Sequence[str], left_out: Sequence[str]
+) -> dict[str, Any]:
     """Returns the columns and rows of each table of the result file, by its name."""
     sent = messages["sent one by one"] + messages["sent in batches"]
-    lacking = ", ".join(without_effect(rounds)) or "none"
-    checks = [["faults", len(rounds)], ["messages sent", sent], ["violations", len(problems)]]
+    checks: list[list[Any]] = [["faults", len(rounds)], ["messages sent", sent], ["violations", len(problems)]]
+    checks.append(["faults without an effect", ", ".join(without_effect(rounds)) or "none"])
+    checks.append(["faults that this machine cannot have", ", ".join(left_out) or "none"])
     times: list[list[Any]] = []
     for fault in dict.fromkeys(one.fault for one in rounds):
         some = [one for one in rounds if one.fault == fault]
@@ -206,7 +264,7 @@ def result_tables(rounds: Sequence[Round], messages: dict[str, int], problems: S
     effects = [[one.fault, one.effect, one.recovery] for one in rounds if one.effect]
     clients = ["producers, s", "push consumers, s", "POP consumers, s", "lite pull consumers, s"]
     return {
-        "checks": {"columns": ["what", "figure"], "rows": [*checks, ["faults without an effect", lacking]]},
+        "checks": {"columns": ["what", "figure"], "rows": checks},
         "effects": {"columns": ["fault", "during the fault", "after it"], "rows": effects},
         "time without service": {"columns": ["fault", "rounds", *clients], "rows": times},
         "messages": {"columns": ["messages", "number"], "rows": [[name, count] for name, count in messages.items()]},
@@ -218,7 +276,8 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long there are faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
     parser.add_argument("--rate", type=float, default=500.0, help="messages per second (%(default)s)")
-    parser.add_argument("--faults", choices=list(FAULTS), nargs="+", default=list(FAULTS), help="which (all)")
+    parser.add_argument("--faults", choices=AT_RANDOM, nargs="+", default=AT_RANDOM, help="which (all)")
+    parser.add_argument("--upgrade-from", metavar="COMMIT", help="start servers of this commit, and upgrade each")
     parser.add_argument(
         "--controller",
         choices=("sqlite", "etcd"),
@@ -234,8 +293,8 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parser_of_options().parse_args(arguments)
-    clocks = args.faketime or next((path for path in map(Path, FAKETIME) if path.exists()), None)
-    faults = available(args.faults, args.controller, clocks)
+    tools = find_tools(args.faults, args.faketime)
+    faults, left_out = available(args.faults, args.controller, tools)
     if not faults:
         print("this machine can have none of these faults", file=sys.stderr)
         return 2
@@ -245,20 +304,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as e:
             print(f"--out: {e}", file=sys.stderr)
             return 2
+    try:
+        earlier = None if args.upgrade_from is None else checkout(args.upgrade_from)
+    except RuntimeError as e:
+        print(f"--upgrade-from: {e}", file=sys.stderr)
+        return 2
     if args.dir is None:
         directory = Path(tempfile.mkdtemp(prefix="gantrymq-faults-"))
     else:
         directory = args.dir
         directory.mkdir(parents=True)
     batched = BATCHED_SHARE * args.rate
+    # The load runs longer than the faults. `FaultRun.finish` ends it.
+    load = (f"--rate={batched}", f"--batch={BATCH}", f"--minutes={2 * args.minutes + 60}")
     before = conditions()
     failed = True
     try:
-        with FaultServers(directory, args.controller, batched, args.minutes, clocks) as servers:
+        with FaultServers(directory, args.controller, load, tools, earlier) as servers:
             run = FaultRun(servers, args.rate - batched, args.seed, faults)
             run.report(f"{args.minutes:g} minutes, {len(faults)} kinds of faults, files in {directory}")
             try:
-                problems = asyncio.run(run_for(run, args.minutes))
+                problems = asyncio.run(run_for(run, servers, args.minutes))
             except (RuntimeError, GantryError, subprocess.TimeoutExpired) as e:
                 problems = [f"the run ended early: {e}"]
         failed = bool(problems)
@@ -274,14 +340,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(["", "| messages | number |", "|---|---|", *(f"| {k} | {v:,} |" for k, v in figures.items())]))
     if args.json is not None:
         result = {"seed": args.seed, "minutes": args.minutes, "controller": args.controller, "messages": figures}
+        result |= {"upgrade from": earlier and earlier.name, "left out": left_out}
         result |= {"rounds": [asdict(one) for one in run.rounds], "problems": problems}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.out is not None:
         options = f"--minutes {args.minutes:g} --seed {args.seed} --controller {args.controller} --rate {args.rate:g}"
-        if args.faults != list(FAULTS):
+        if earlier is not None:
+            options += f" --upgrade-from {earlier.name}"
+        if args.faults != AT_RANDOM:
             options += " --faults " + " ".join(f'"{name}"' for name in args.faults)
         run_of = before | {"program": "./dev faults", "options": options, "native": native is not None}
-        for name, columns_and_rows in result_tables(run.rounds, figures, problems).items():
+        for name, columns_and_rows in result_tables(run.rounds, figures, problems, left_out).items():
             put_run(args.out, run_of | {"name": name, "rounds": len(run.rounds)} | columns_and_rows)
     for name in without_effect(run.rounds):
         print(f"seed {args.seed}: without an effect: {name}", file=sys.stderr)
