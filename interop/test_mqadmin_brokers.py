@@ -28,7 +28,9 @@ def test_query_by_tag(cluster: Cluster, topic: str) -> None:
 
     deadline = time.monotonic() + WAIT_S
     # Both brokers build the index in the background.
-    while (found := message_ids(mqadmin(cluster.address, "queryMsgByKey", "-t", topic, "-k", tag, "-p", "T"))) != wanted:
+    while (
+        found := message_ids(mqadmin(cluster.address, "queryMsgByKey", "-t", topic, "-k", tag, "-p", "T"))
+    ) != wanted:
         assert found < wanted
         assert time.monotonic() < deadline, found
 

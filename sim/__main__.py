@@ -155,7 +155,8 @@ def _many(seeds: range, jobs: int, results: Results, put_run: PutRun, *, stop_at
     known = [results.all[seed] for seed in wanted if seed in results.all]
     failed = [result.seed for result in known if result.problems]
     if results.path is not None:
-        print(f"{results.path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {', '.join(failed) or 'none'}")
+        names = ", ".join(failed) or "none"
+        print(f"{results.path}: {len(known)} of {len(wanted)} seeds, {len(failed)} failed: {names}")
     rows: list[list[object]] = [["seeds", f"{len(known):,} seeds"], ["failed", f"{len(failed):,} failed"]]
     rows.append(["failed seeds", ", ".join(failed) or "none"])
     rows.append(["messages", sum(result.messages for result in known)])

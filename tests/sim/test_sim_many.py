@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-
 from sim.many import Result, Results, run_all, summary
 from sim.run import Outcome
 
