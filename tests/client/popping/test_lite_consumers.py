@@ -24,6 +24,7 @@ from gantrymq.client.popping import lite_subscription_manager
 from gantrymq.client.popping.lite_consumer import LiteConsumer
 from gantrymq.client.popping.lite_push_consumer import LitePushConsumer
 from gantrymq.client.popping.lite_simple_consumer import LiteSimpleConsumer
+from gantrymq.client.popping.pop_api import lite_counts
 from gantrymq.client.popping.popped_queues import PopOptions
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import (
@@ -589,3 +590,21 @@ async def _subscribed(consumer: LiteConsumer) -> bool:
     except ClientError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("0;2", [0, 2]),
+        ("0 qo0%0 1;0 qo0%1 12", [1, 12]),
+        (";1", [0, 1]),
+        ("", [0, 0]),
+        ("1", [0, 0]),
+        ("1;2;3", [0, 0]),
+        ("x;0 qo0%1 y", [0, 0]),
+        (f"{'9' * 5000};\u0661", [0, 0]),
+    ],
+)
+def test_numbers_of_deliveries(text: str, counts: list[int]) -> None:
+    """Java's broker names the queue and the offset of a redelivered message."""
+    assert lite_counts(text, 2) == counts

@@ -45,6 +45,8 @@ log = peer_log(__name__)
 
 #: Time that the broker may take in addition to the wait for messages, ms.
 GRACE_MS = 10_000
+#: A longer number of deliveries counts as 0.
+_COUNT_DIGITS = 10
 _TIMEOUT_MS = 3000
 _ANY_QUEUE = -1
 _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
@@ -90,10 +92,7 @@ class PopApi:
             return []
         messages = decode_popped(response.body, broker_name, self._max_body_size)
         answer = response.read_header(PopLiteMessageResponseHeader)
-        counts = (answer.order_count_info or "").split(";")
-        if len(counts) != len(messages):
-            # A message can't be read.
-            counts = ["0"] * len(messages)
+        counts = lite_counts(answer.order_count_info or "", len(messages))
         found = []
         for message, count in zip(messages, counts, strict=True):
             lite_topic = message.properties.get(LITE_TOPIC, "")
@@ -113,7 +112,7 @@ class PopApi:
             )
             message.properties[POP_CK] = str(handle)
             message.properties.setdefault(FIRST_POP_TIME, str(answer.pop_time))
-            message.reconsume_times = _number(count)
+            message.reconsume_times = count
             found.append(message)
         return found
 
@@ -249,6 +248,21 @@ def give_handles(
         if count := order_counts.get((flag, f"qo{queue_id}%{offset}")) or order_counts.get((flag, queue_id)):
             message.reconsume_times = _number(count)
         message.properties.setdefault(FIRST_POP_TIME, str(header.pop_time))
+
+
+def lite_counts(text: str, messages: int) -> list[int]:
+    """Returns the number of earlier deliveries of each popped message (`ExtraInfoUtil.parseLiteOrderCountInfo`).
+
+    Args:
+        text: `order_count_info` of a response to POP_LITE_MESSAGE. Its entries are separated by semicolons. For a
+            redelivered message, Java's broker sends "0 qo0%7 1": retry flag, queue and offset, count.
+        messages: Number of messages in the response. If `text` has another number of entries, all counts are 0.
+    """
+    entries = text.split(";")
+    if len(entries) != messages:
+        return [0] * messages
+    counts = [entry.rpartition(" ")[2] for entry in entries]
+    return [int(count) if len(count) < _COUNT_DIGITS and count.isascii() and count.isdigit() else 0 for count in counts]
 
 
 def _has_handle(message: MessageExt) -> bool:

@@ -27,7 +27,8 @@ class PopLiteMessageRequestHeader(Header):
 class PopLiteMessageResponseHeader(Header):
     """The response to 200070. `order_count_info` has the number of earlier deliveries of each message.
 
-    The numbers are separated by semicolons, in the order of the messages. The offset of a message in its lite topic is
+    The entries are separated by semicolons, in the order of the messages: a number, or "FLAG QUEUE%OFFSET NUMBER" from
+    Java's broker for a redelivered message. The offset of a message in its lite topic is
     in its property INNER_MULTI_QUEUE_OFFSET.
     """
 
