@@ -270,6 +270,16 @@ class ConsumerOffsets(Feature):
         self._table.discards.delete(topics, log_begin, log_end)
         self._file.changed()
 
+    def discard_before(self, topics: Set[str], log_begin: int, log_end: int) -> None:
+        """Discards the records of topics before `log_end`, because the topics were deleted there or later.
+
+        The log begins at `log_begin`. The offsets stay.
+        """
+        self._table.discards.delete(
+            {topic for topic in topics if self.topic_begin(topic) < log_end}, log_begin, log_end
+        )
+        self._file.changed()
+
     def remove_topics(self, topics: Set[str]) -> None:
         """Removes every group's offsets in topics that do not exist."""
         self._remove_all(topics)
