@@ -130,6 +130,8 @@ class MetadataSync(Feature):
         context.events.messages_replicated.subscribe(self._messages_replicated)
         context.store.replica.restart_listeners.append(self._queue_restarted)
         context.store.replica.cut_listeners.append(self._log_was_cut)
+        if context.store.light is not None:
+            context.store.light.restart_listeners.append(self._light_queue_restarted)
 
     async def become_master(self) -> None:
         """Applies the pending tables that the log has reached. Call it before the parts that use these tables start."""
@@ -198,11 +200,20 @@ class MetadataSync(Feature):
         self._copied_for.pop(queue.topic, None)
         self._copy_soon()
 
+    def _light_queue_restarted(self, queue: ConsumeQueue, physical_offset: int) -> None:
+        """Removes the offsets in a lite topic that expired. The master's tables do not show that."""
+        self._restarted[queue.topic, queue.queue_id] = _Restart(physical_offset, physical_offset)
+        self._remove_old(queue.topic, queue.queue_id, physical_offset)
+        self._copy_soon()
+
     def _remove_old(self, topic: str, queue_id: int, deleted: int) -> None:
         """Removes what belongs to a topic that was deleted at the physical offset `deleted` or later.
 
         Its pop retry topics were deleted with it. A queue with messages after `deleted` can be one of the new topic.
         """
+        if is_light_queue(topic):
+            self._offsets.remove_topics({topic})
+            return
         groups = self._offsets.groups_of(topic)
         retry_topics = {pop_retry_topic(topic, group, v2=v2) for group in groups for v2 in (False, True)}
         topics = {topic} | {name for name in retry_topics if self._topics.get(name) is not None}
