@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 from constants import change_constant
 from lite_support import ADD, GROUP, LEAVE, REMOVE, REPLACE, TOPIC, LiteMessage, LitePeer, bodies
 from pop_support import now_ms
@@ -398,6 +398,34 @@ async def test_lite_topics_need_light_queues(tmp_path: Path, remoting: RemotingC
         assert response.code == ResponseCode.SYSTEM_ERROR
         assert "enableLmq=true" in (response.remark or "")
         assert (await peer.pop_response()).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    finally:
+        await broker.stop()
+
+
+async def test_names_with_the_separator_of_the_tables(tmp_path: Path, remoting: RemotingClient) -> None:
+    name = "user@example.com"
+    broker = await start(tmp_path / "store")
+    peer = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await peer.create()
+    await peer.subscribe(name, option=FIRST)
+    await fill(peer, name, b"1", b"2")
+    first, second = await peer.pop()
+    await peer.acknowledge(first)
+    await run_again(broker.jobs, "remove unused batches of lite topics")
+    await fill(peer, name, b"3")
+    # The second message is still in flight.
+    assert await peer.pop() == []
+    assert await peer.acknowledge(second) == [ResponseCode.SUCCESS]
+    assert bodies(await peer.pop()) == [b"3"]
+    await broker.stop()
+    broker = await start(tmp_path / "store")
+    try:
+        queue = light_queue_of(TOPIC, name)
+        assert (broker.offsets.groups_of(queue), broker.offsets.query(GROUP, queue, 0)) == ({GROUP}, 2)
+        peer = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+        await until(lambda: not broker.offsets.groups_of(queue))
+        assert broker.offsets.query(GROUP, queue, 0) is None
     finally:
         await broker.stop()
 

@@ -19,7 +19,7 @@ from gantrymq.limits import LIGHT_OFFSETS_BYTES
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
+from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue, topic_and_group
 from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.system import files
 
@@ -66,7 +66,7 @@ class ConsumerOffsets(Feature):
         self._table = table
         self._light_bytes = sum(map(_light_size, table.lmq_offset_table))
         for key in self._table.offset_table:
-            topic, _, group = key.partition(_SEPARATOR)
+            topic, group = topic_and_group(key)
             self._added(topic, group)
 
     def written(self) -> Awaitable[None]:
@@ -127,7 +127,7 @@ class ConsumerOffsets(Feature):
                 table.offset_table.setdefault(key, {})[LIGHT_QUEUE_ID] = offset
             light = {}
         else:
-            for key in [key for key in table.offset_table if _is_light(*_names(key), LIGHT_QUEUE_ID)]:
+            for key in [key for key in table.offset_table if _is_light(*topic_and_group(key), LIGHT_QUEUE_ID)]:
                 queues = table.offset_table[key]
                 ordinary = queues.pop(LIGHT_QUEUE_ID, -1)
                 if ordinary >= 0:
@@ -221,7 +221,7 @@ class ConsumerOffsets(Feature):
         for key, queues in _without_negative(master.offset_table).items():
             if table.get(key) != queues:
                 table[key] = queues
-                topic, _, group = key.partition(_SEPARATOR)
+                topic, group = topic_and_group(key)
                 self._added(topic, group)
                 is_changed = True
         light = self._table.lmq_offset_table
@@ -242,7 +242,7 @@ class ConsumerOffsets(Feature):
         self._separate(other)
         deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
-            topic, _, group = key.partition(_SEPARATOR)
+            topic, group = topic_and_group(key)
             if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
                 continue
             for queue_id, offset in queues.items():
@@ -250,7 +250,7 @@ class ConsumerOffsets(Feature):
                 if own is None or offset > own:
                     self.commit(group, topic, queue_id, offset)
         for key, offset in other.lmq_offset_table.items():
-            topic, _ = _names(key)
+            topic, _ = topic_and_group(key)
             if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
                 continue
             if offset > self._table.lmq_offset_table.get(key, -1):
@@ -296,7 +296,8 @@ class ConsumerOffsets(Feature):
                 self._remove(topic, group)
         if any(map(is_light_queue, topics)):
             # One search for all topics: it takes milliseconds.
-            for topic, group in [names for names in map(_names, self._table.lmq_offset_table) if names[0] in topics]:
+            light = map(topic_and_group, self._table.lmq_offset_table)
+            for topic, group in [names for names in light if names[0] in topics]:
                 self._remove(topic, group)
 
     def _added(self, topic: str, group: str) -> None:
@@ -348,12 +349,6 @@ def read_deleted_topics(directory: Path) -> dict[str, int]:
 
 def _is_light(topic: str, group: str, queue_id: int) -> bool:
     return queue_id == LIGHT_QUEUE_ID and is_light_queue(group) and is_light_queue(topic)
-
-
-def _names(key: str) -> tuple[str, str]:
-    """Returns topic and group. The names of light queues can contain the separator."""
-    topic, _, group = key.rpartition(_SEPARATOR)
-    return topic, group
 
 
 def _light_size(key: str) -> int:
