@@ -19,6 +19,7 @@ from gantrymq.limits import LIGHT_OFFSETS_BYTES
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.lite_topic import lite_topic_of
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue, topic_and_group
 from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.system import files
@@ -237,13 +238,18 @@ class ConsumerOffsets(Feature):
     def advance(self, other: OffsetTable) -> None:
         """Copies the larger offsets of a former acting master's table.
 
-        If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped.
+        If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped. Offsets in lite
+        topics are skipped, too: an acting master does not serve lite topics, but can have offsets in expired ones.
         """
+
+        def is_old(topic: str) -> bool:
+            known = other.discards.deleted_topics.get(topic, 0)
+            return known < self.topic_begin(topic) or lite_topic_of(topic) is not None
+
         self._separate(other)
-        deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
             topic, group = topic_and_group(key)
-            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+            if is_old(topic):
                 continue
             for queue_id, offset in queues.items():
                 own = self.query(group, topic, queue_id)
@@ -251,7 +257,7 @@ class ConsumerOffsets(Feature):
                     self.commit(group, topic, queue_id, offset)
         for key, offset in other.lmq_offset_table.items():
             topic, _ = topic_and_group(key)
-            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+            if is_old(topic):
                 continue
             if offset > self._table.lmq_offset_table.get(key, -1):
                 self._commit_light(key, offset)
