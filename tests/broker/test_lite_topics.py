@@ -16,7 +16,9 @@ from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.lite import LiteTopics
+from gantrymq.broker.lite.subscriptions import LiteClient, LiteSubscriptions
 from gantrymq.protocol.bodies.lite import (
     LiteSubscriptionAction,
     LiteSubscriptionCtlBody,
@@ -29,6 +31,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.lite_topic import light_queue_of
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.consume_queue import ConsumeQueue
 
 FIRST = OffsetOption(OffsetOptionType.POLICY, 1)
 
@@ -318,6 +321,24 @@ async def test_quotas(lite: LitePeer, broker: Broker) -> None:
 async def refused(response: RemotingCommand) -> int:
     assert response.remark
     return response.code
+
+
+async def test_a_request_that_began_before_the_broker_became_a_slave(
+    lite: LitePeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of many lite topics runs in steps. A slave must not get subscriptions from the later ones."""
+    subscriptions, add = lite_of(broker).subscriptions, LiteSubscriptions.add
+
+    def become_slave_and_add(self: LiteSubscriptions, client: LiteClient, queue: ConsumeQueue, quota: int) -> None:
+        if self.count == 50:
+            monkeypatch.setattr(broker.config, "broker_role", BrokerRole.SLAVE)
+            self.forget_all()
+        add(self, client, queue, quota)
+
+    monkeypatch.setattr(LiteSubscriptions, "add", become_slave_and_add)
+    response = await lite.change(ADD, *map(str, range(100)))
+    assert (response.code, response.remark) == (ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
+    assert subscriptions.count == 0
 
 
 async def test_what_is_refused(lite: LitePeer, peer: Peer) -> None:
