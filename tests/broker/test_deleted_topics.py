@@ -277,6 +277,23 @@ def test_offsets_of_a_slave_that_missed_a_deletion_are_those_of_the_old_topic(tm
     assert offsets.query("g", "t", 0) == 5
 
 
+async def test_offsets_of_a_former_acting_master_in_lite_topics_are_old(tmp_path: Path) -> None:
+    """The lite topic expired on the master, and has begun anew. The slave has the offset in the old one."""
+    settings = config(tmp_path)
+    settings.store.enable_lmq = True
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        lite, light = "%LMQ%$sessions$one", "%LMQ%other"
+        broker.offsets.commit("g", lite, 0, 1)
+        offsets = {f"{lite}@g": {0: 5}, f"{light}@g": {0: 5}}
+        broker.offsets.advance(OffsetTable(offsets, {f"{lite}@%LMQ%g": 5, f"{light}@%LMQ%g": 5}))
+        assert [broker.offsets.query("g", name, 0) for name in (lite, light)] == [1, 5]
+        assert [broker.offsets.query("%LMQ%g", name, 0) for name in (lite, light)] == [None, 5]
+    finally:
+        await broker.stop()
+
+
 def test_deletions_before_the_begin_of_the_log_are_forgotten() -> None:
     discards = Discards()
     for number in range(5):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 from constants import change_constant
 from lite_support import ADD, GROUP, LEAVE, REMOVE, REPLACE, TOPIC, LiteMessage, LitePeer, bodies
 from pop_support import now_ms
@@ -16,7 +16,9 @@ from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.lite import LiteTopics
+from gantrymq.broker.lite.subscriptions import LiteClient, LiteSubscriptions
 from gantrymq.protocol.bodies.lite import (
     LiteSubscriptionAction,
     LiteSubscriptionCtlBody,
@@ -29,6 +31,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.lite_topic import light_queue_of
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.store.consume_queue import ConsumeQueue
 
 FIRST = OffsetOption(OffsetOptionType.POLICY, 1)
 
@@ -320,6 +323,24 @@ async def refused(response: RemotingCommand) -> int:
     return response.code
 
 
+async def test_a_request_that_began_before_the_broker_became_a_slave(
+    lite: LitePeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of many lite topics runs in steps. A slave must not get subscriptions from the later ones."""
+    subscriptions, add = lite_of(broker).subscriptions, LiteSubscriptions.add
+
+    def become_slave_and_add(self: LiteSubscriptions, client: LiteClient, queue: ConsumeQueue, quota: int) -> None:
+        if self.count == 50:
+            monkeypatch.setattr(broker.config, "broker_role", BrokerRole.SLAVE)
+            self.forget_all()
+        add(self, client, queue, quota)
+
+    monkeypatch.setattr(LiteSubscriptions, "add", become_slave_and_add)
+    response = await lite.change(ADD, *map(str, range(100)))
+    assert (response.code, response.remark) == (ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
+    assert subscriptions.count == 0
+
+
 async def test_what_is_refused(lite: LitePeer, peer: Peer) -> None:
     await peer.send("orders", b"an ordinary topic")
     await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_json({"groupName": "ordinary"}))
@@ -398,6 +419,34 @@ async def test_lite_topics_need_light_queues(tmp_path: Path, remoting: RemotingC
         assert response.code == ResponseCode.SYSTEM_ERROR
         assert "enableLmq=true" in (response.remark or "")
         assert (await peer.pop_response()).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    finally:
+        await broker.stop()
+
+
+async def test_names_with_the_separator_of_the_tables(tmp_path: Path, remoting: RemotingClient) -> None:
+    name = "user@example.com"
+    broker = await start(tmp_path / "store")
+    peer = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+    await peer.create()
+    await peer.subscribe(name, option=FIRST)
+    await fill(peer, name, b"1", b"2")
+    first, second = await peer.pop()
+    await peer.acknowledge(first)
+    await run_again(broker.jobs, "remove unused batches of lite topics")
+    await fill(peer, name, b"3")
+    # The second message is still in flight.
+    assert await peer.pop() == []
+    assert await peer.acknowledge(second) == [ResponseCode.SUCCESS]
+    assert bodies(await peer.pop()) == [b"3"]
+    await broker.stop()
+    broker = await start(tmp_path / "store")
+    try:
+        queue = light_queue_of(TOPIC, name)
+        assert (broker.offsets.groups_of(queue), broker.offsets.query(GROUP, queue, 0)) == ({GROUP}, 2)
+        peer = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
+        await until(lambda: not broker.offsets.groups_of(queue))
+        assert broker.offsets.query(GROUP, queue, 0) is None
     finally:
         await broker.stop()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from replica_support import append, follow, open_slave
-from store_support import BORN_HOST, LOG_FILE, crash, log_files, open_store, put, read_all
+from store_support import BORN_HOST, LOG_FILE, STORE_HOST, crash, log_files, open_store, put, read_all, small_config
 
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.protocol.multi_dispatch import dispatch_problem, named_queues, queue_offsets, with_queue_offsets
@@ -19,6 +19,7 @@ from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_propertie
 from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.store.get_result import GetStatus
+from gantrymq.store.light.unit_database import UnitDatabase
 from gantrymq.store.message_store import MessageStore, PutResult
 
 A, B = "%LMQ%a", "%LMQ%b"
@@ -69,6 +70,22 @@ def catch_up(store: MessageStore) -> None:
     assert store.light is not None
     while store.light.catch_up() is not None:
         pass
+
+
+def rebuild(store: MessageStore) -> None:
+    """Lets the next commit find the database damaged, so that it is built anew from the log."""
+
+    def fails(database: UnitDatabase, *new: object) -> None:
+        database.is_damaged = True
+        database.path.unlink()
+        raise StoreError("damaged")
+
+    assert store.light is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UnitDatabase, "commit", fails)
+        with pytest.raises(StoreError, match="damaged"):
+            store.light.catch_up()
+    catch_up(store)
 
 
 # -- properties -------------------------------------------------------------------------------------------------------
@@ -302,6 +319,23 @@ def test_a_crash_leaves_the_recovered_end(root: Path) -> None:
     store.close()
 
 
+def test_a_deletion_resets_the_recovered_end(root: Path) -> None:
+    """Otherwise, groups could keep their offsets of the old queue, because these do not exceed the recovered end."""
+    store = open_light(root)
+    results = [send(store, b"old", A) for _ in range(3)]
+    crash(store)
+    store = open_light(root)
+    queue = store.queue(A, 0)
+    assert queue.recovered_end == 3
+    assert store.light is not None
+    assert store.light.delete(A, results[-1].physical_offset + 1)
+    assert (queue.recovered_end, queue.min_offset, queue.max_offset) == (0, 0, 0)
+    assert offsets(store, send(store, b"new", A)) == "0"
+    assert store.get(queue, 3, 1, 1 << 20).next_begin_offset == 0
+    assert bodies(store, A) == [b"new"]
+    store.close()
+
+
 def test_a_truncation_leaves_the_recovered_end(tmp_path: Path) -> None:
     master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
     results = [send(master, b"%d" % n, A) for n in range(4)]
@@ -523,6 +557,72 @@ def test_unconfirmed_messages_are_invisible(tmp_path: Path) -> None:
     assert offsets(slave, send(slave, b"three", A)) == "2"
     slave.close()
     master.close()
+
+
+def test_a_slave_reports_queues_that_begin_anew(tmp_path: Path) -> None:
+    """It reports each one once, also if the database is built anew."""
+    master, slave = open_light(tmp_path / "master"), open_slave(tmp_path / "slave", enable_lmq=True)
+    assert master.light is not None
+    assert slave.light is not None
+    reported: list[tuple[str, int]] = []
+    slave.light.restart_listeners.append(lambda queue, at: reported.append((queue.topic, at)))
+    for n in range(3):
+        send(master, b"%d" % n, A, B)
+    follow(master, slave, lambda: 1 << 20)
+    assert not reported
+    assert master.light.delete(A, master.max_physical_offset)
+    first = send(master, b"new", A, B)
+    send(master, b"newer", A, B)
+    follow(master, slave, lambda: 1 << 20)
+    assert reported == [(A, first.physical_offset)]
+    rebuild(slave)
+    assert bodies(slave, A) == [b"new", b"newer"]
+    assert len(reported) == 1
+    # The record becomes visible with the change to a master.
+    slave.replica.confirm(slave.max_physical_offset)
+    assert master.light.delete(A, master.max_physical_offset)
+    last = send(master, b"last", A)
+    follow(master, slave, lambda: 1 << 20)
+    assert len(reported) == 1
+    slave.set_slave(False)
+    assert reported[1:] == [(A, last.physical_offset)]
+    # A master's own records are no news.
+    assert slave.light.delete(A, slave.max_physical_offset)
+    send(slave, b"own", A)
+    rebuild(slave)
+    assert bodies(slave, A) == [b"own"]
+    slave.close()
+    database(tmp_path / "slave").unlink()
+    slave = MessageStore(small_config(tmp_path / "slave", enable_lmq=True), STORE_HOST)
+    assert slave.light is not None
+    slave.light.restart_listeners.append(lambda queue, at: reported.append((queue.topic, at)))
+    slave.open()
+    assert bodies(slave, A) == [b"own"]
+    assert len(reported) == 2
+    slave.close()
+    master.close()
+
+
+def test_a_slave_whose_log_was_cut_reports_queues_that_begin_anew(tmp_path: Path) -> None:
+    masters = [open_light(tmp_path / f"master-{number}") for number in range(2)]
+    slave = open_slave(tmp_path / "slave", enable_lmq=True)
+    for master in masters:
+        send(master, b"0", A)
+    last = send(masters[0], b"1", A)
+    follow(masters[0], slave, lambda: 1 << 20)
+    rebuild(slave)
+    slave.replica.truncate(last.physical_offset)
+    reported: list[tuple[str, int]] = []
+    assert slave.light is not None
+    slave.light.restart_listeners.append(lambda queue, at: reported.append((queue.topic, at)))
+    assert masters[1].light is not None
+    assert masters[1].light.delete(A, last.physical_offset)
+    send(masters[1], b"new", A)
+    follow(masters[1], slave, lambda: 1 << 20)
+    assert reported == [(A, last.physical_offset)]
+    assert bodies(slave, A) == [b"new"]
+    for store in (*masters, slave):
+        store.close()
 
 
 @pytest.mark.parametrize("shift", [-5, 5])

@@ -47,6 +47,12 @@ def is_light_queue(topic: str) -> bool:
     return topic.startswith(LIGHT_QUEUE_PREFIX)
 
 
+def topic_and_group(key: str) -> tuple[str, str]:
+    """Splits a key `topic@group` of a table. The names of light queues can contain the separator."""
+    topic, _, group = key.rpartition("@") if is_light_queue(key) else key.partition("@")
+    return topic, group
+
+
 def allows_light_queues(topic: str) -> bool:
     """Returns true if messages of this topic are dispatched to light queues (`MixAll.topicAllowsLMQ`).
 

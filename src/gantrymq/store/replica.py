@@ -34,7 +34,7 @@ from gantrymq.protocol.record import (
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.commit_log import CommitLog
-from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
 from gantrymq.store.incoming_record import size_of_next
 from gantrymq.store.log_reader import check_places, runs_of
@@ -101,8 +101,9 @@ class Replica:
         self._changed_queues: dict[ConsumeQueue, None] = {}
         #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
-        #: Called with each queue that replaces the queue of a deleted topic. Offsets in the old queue are outdated.
-        self.restart_listeners: list[Callable[[ConsumeQueue], None]] = []
+        #: Called with each queue that replaces the queue of a deleted topic, the physical offset of the end of the old
+        #: queue's last record, and that of the new queue's first record. Offsets in the old queue are outdated.
+        self.restart_listeners: list[Callable[[ConsumeQueue, int, int], None]] = []
         #: True if records have arrived since the log last lost its end: in a crash before the start, or by `truncate`.
         self.has_received = False
         #: Offset and checksum of the rejected data, which is accepted if it arrives again.
@@ -394,10 +395,11 @@ class Replica:
             self._held.show(self._changed_queues)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
+            old_end = _log_end_of(queue)
             self._queues.delete([queue])
             new = self._queues.get_or_create(queue.topic, queue.queue_id)
             for listener in self.restart_listeners:
-                listener(new)
+                listener(new, old_end, physical_offset)
             return new
         # A queue without messages is plausible: the log may start after its older messages.
         if queue.has_messages or not self._log.min_offset:
@@ -408,3 +410,13 @@ class Replica:
             with self._changed(self._log.position):
                 queue.cut(queue_offset)
         return queue
+
+
+def _log_end_of(queue: ConsumeQueue) -> int:
+    """Returns the physical offset of the end of the queue's last record; 0 if the queue can't be read."""
+    try:
+        last = queue.peek(queue.max_offset - 1)
+    except StoreError as e:
+        log.warning("the last message of %r can't be read: %s", queue, e)
+        return 0
+    return 0 if last is None or last[1] == FILLER_SIZE else last[0] + last[1]

@@ -16,6 +16,7 @@ import msgspec
 
 from gantrymq.broker.tables import TablePersistence, in_pieces
 from gantrymq.protocol.java import Int64
+from gantrymq.protocol.multi_dispatch import topic_and_group
 from gantrymq.system import clock
 
 #: Time after which an unused entry is removed, in ms.
@@ -105,7 +106,7 @@ class OrderlyPops:
         """Removes entries that were not used for a day, and those whose queue or group does not exist."""
         now_ms = clock.now_ms()
         for key, queues in list(self._table.items()):
-            topic, _, group = key.partition("@")
+            topic, group = topic_and_group(key)
             for queue_id, info in list(queues.items()):
                 if now_ms - info.last_consume_timestamp > _FORGET_MS or not self._exists(topic, group, queue_id):
                     del queues[queue_id]
@@ -246,7 +247,7 @@ class OrderlyPops:
 
     def discard_topics(self, topics: Collection[str]) -> None:
         """Removes all batches of deleted topics."""
-        for key in [key for key in self._table if key.partition("@")[0] in topics]:
+        for key in [key for key in self._table if topic_and_group(key)[0] in topics]:
             del self._table[key]
             self._changed()
         for queue in [queue for queue in self._left_at if queue[0] in topics]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,6 +37,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
 from gantrymq.protocol.multi_dispatch import is_light_queue
+from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.tls import client_context
@@ -62,6 +64,20 @@ _MOST_DIGITS = 20
 _OFFSETS = "offsets of consumers"
 _DELAYS = "how far delayed messages are delivered"
 _CHECKPOINT = "how far the timer has got"
+#: In the JSON of a table of offsets, if the master reports deletions of topics.
+_DELETIONS_FIELD = b'"gantryDiscards":'
+
+
+class _Restart(NamedTuple):
+    """A queue of a deleted topic that has begun again.
+
+    Attributes:
+        physical_offset: The new queue's first record.
+        deleted: The topic was deleted at this physical offset or later.
+    """
+
+    physical_offset: int
+    deleted: int
 
 
 class MetadataSync(Feature):
@@ -103,12 +119,19 @@ class MetadataSync(Feature):
         self.copied_from: str | None = None
         self._topics_deleted = context.events.topics_deleted
         #: (topic, queue id) of the queues that have begun again since the last copied table of offsets was applied.
-        self._restarted: dict[tuple[str, int], None] = {}
+        self._restarted: dict[tuple[str, int], _Restart] = {}
+        #: End of the master's log before the current copy.
+        self._master_end = 0
+        #: A deletion that is not in the last applied table of offsets came at this physical offset or later.
+        self._deletions_known_to = 0
         #: Topic -> its largest missing queue for which the tables were copied at once.
         self._copied_for: dict[str, int] = {}
         context.events.master_changed.subscribe(self._copy_soon)
         context.events.messages_replicated.subscribe(self._messages_replicated)
         context.store.replica.restart_listeners.append(self._queue_restarted)
+        context.store.replica.cut_listeners.append(self._log_was_cut)
+        if context.store.light is not None:
+            context.store.light.restart_listeners.append(self._light_queue_restarted)
 
     async def become_master(self) -> None:
         """Applies the pending tables that the log has reached. Call it before the parts that use these tables start."""
@@ -161,15 +184,48 @@ class MetadataSync(Feature):
                 self._copied_for[topic] = queue_id
                 self._copy_soon()
 
-    def _queue_restarted(self, queue: ConsumeQueue) -> None:
-        """Removes the offsets in the queue of a deleted topic, before the deletion is copied from the master.
+    def _queue_restarted(self, queue: ConsumeQueue, old_end: int, physical_offset: int) -> None:
+        """Removes what belongs to a deleted topic, before the deletion is copied from the master.
 
-        If the master fails before the next copy, groups would otherwise skip messages of the new topic.
+        If the master fails before the next copy, groups would otherwise skip messages of the new topic, and get delayed
+        and popped messages of the old one.
         """
-        self._offsets.remove_queue(queue.topic, queue.queue_id)
-        self._restarted[queue.topic, queue.queue_id] = None
+        deleted = self._offsets.topic_begin(queue.topic)
+        if deleted < old_end:
+            # The deletion came after all records of the old queue, and after the last table, which lacks it. Its exact
+            # offset is unknown: a later one could discard delayed messages of the new topic.
+            deleted = max(old_end, self._deletions_known_to)
+        self._restarted[queue.topic, queue.queue_id] = _Restart(physical_offset, deleted)
+        self._remove_old(queue.topic, queue.queue_id, deleted)
         self._copied_for.pop(queue.topic, None)
         self._copy_soon()
+
+    def _light_queue_restarted(self, queue: ConsumeQueue, physical_offset: int) -> None:
+        """Removes the offsets in a lite topic that expired. The master's tables do not show that."""
+        self._restarted[queue.topic, queue.queue_id] = _Restart(physical_offset, physical_offset)
+        self._remove_old(queue.topic, queue.queue_id, physical_offset)
+        self._copy_soon()
+
+    def _remove_old(self, topic: str, queue_id: int, deleted: int) -> None:
+        """Removes what belongs to a topic that was deleted at the physical offset `deleted` or later.
+
+        Its pop retry topics were deleted with it. A queue with messages after `deleted` can be one of the new topic.
+        """
+        if is_light_queue(topic):
+            self._offsets.remove_topics({topic})
+            return
+        groups = self._offsets.groups_of(topic)
+        retry_topics = {pop_retry_topic(topic, group, v2=v2) for group in groups for v2 in (False, True)}
+        topics = {topic} | {name for name in retry_topics if self._topics.get(name) is not None}
+        self._offsets.remove_queue(topic, queue_id)
+        self._offsets.discard_before(topics, self._store.min_physical_offset, deleted)
+        for queue in self._delete_old_queues(dict.fromkeys(topics, deleted)):
+            self._offsets.remove_queue(queue.topic, queue.queue_id)
+
+    def _log_was_cut(self) -> None:
+        end = self._store.max_physical_offset
+        self._deletions_known_to = min(self._deletions_known_to, end)
+        self._restarted = {key: restart for key, restart in self._restarted.items() if restart.physical_offset < end}
 
     def _queue_nums(self, topic: str) -> int:
         """Returns the number of queues that a topic has in the table; 0 if the topic is missing."""
@@ -195,6 +251,7 @@ class MetadataSync(Feature):
             # The broker at this address is not a master. Its tables may be empty, for example after a machine was
             # replaced.
             return _NO_MASTER_S
+        self._master_end = 0 if status is None else status.master_commit_log_max_offset
         steps: list[Callable[[str], Awaitable[None]]] = [
             self._copy_topics,
             self._copy_groups,
@@ -284,8 +341,8 @@ class MetadataSync(Feature):
         self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
         self._topics_known_to = log_end
 
-    def _delete_old_queues(self, deleted: Mapping[str, int]) -> None:
-        """Deletes the queues that have only messages of deleted topics.
+    def _delete_old_queues(self, deleted: Mapping[str, int]) -> list[ConsumeQueue]:
+        """Deletes and returns the queues that have only messages of deleted topics.
 
         Otherwise, consumers would receive these messages from a new topic with the same name. `deleted` has the end of
         the log at the last deletion of each topic.
@@ -304,6 +361,7 @@ class MetadataSync(Feature):
                 queues += old
         if topics:
             self._topics_deleted.publish(topics, queues)
+        return queues
 
     def _make_missing_queues(self, known_to: int) -> None:
         """Creates topics and queues that have messages but were not copied before the former master failed.
@@ -341,19 +399,29 @@ class MetadataSync(Feature):
 
     async def _copy_offsets(self, master: str) -> None:
         if _OFFSETS not in self._held:
-            table = decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable)
-            await self._hold(master, _OFFSETS, lambda: self._take_offsets(table))
+            master_end = self._master_end
+            body = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            table = decode_json(body, OffsetTable)
+            # The tables of Java's masters have no deletions.
+            deletions_known_to = master_end if _DELETIONS_FIELD in body else 0
+            await self._hold(master, _OFFSETS, lambda: self._take_offsets(table, master_end, deletions_known_to))
 
-    def _take_offsets(self, table: OffsetTable) -> None:
+    def _take_offsets(self, table: OffsetTable, master_end: int, deletions_known_to: int) -> None:
+        """Applies a table that was requested when the master's log ended at `master_end` or later."""
         self._offsets.copy(table)
         deleted = table.discards.deleted_topics
-        for topic, queue_id in self._restarted:
-            if deleted.get(topic) == self._deleted.get(topic):
-                # The table is older than the deletion of the topic.
-                self._offsets.remove_queue(topic, queue_id)
+        older = [
+            (topic, queue_id, restart.deleted)
+            for (topic, queue_id), restart in self._restarted.items()
+            if restart.physical_offset >= master_end and deleted.get(topic, 0) < restart.deleted
+        ]
         self._restarted.clear()
+        self._deletions_known_to = deletions_known_to
         self._delete_old_queues({topic: at for topic, at in deleted.items() if self._deleted.get(topic) != at})
         self._deleted = deleted
+        for topic, queue_id, at in older:
+            # The table is older than the deletion of the topic.
+            self._remove_old(topic, queue_id, at)
 
     async def _copy_delays(self, master: str) -> None:
         if _DELAYS not in self._held:

@@ -19,7 +19,8 @@ from gantrymq.limits import LIGHT_OFFSETS_BYTES
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
-from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue
+from gantrymq.protocol.lite_topic import lite_topic_of
+from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue, topic_and_group
 from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.system import files
 
@@ -66,7 +67,7 @@ class ConsumerOffsets(Feature):
         self._table = table
         self._light_bytes = sum(map(_light_size, table.lmq_offset_table))
         for key in self._table.offset_table:
-            topic, _, group = key.partition(_SEPARATOR)
+            topic, group = topic_and_group(key)
             self._added(topic, group)
 
     def written(self) -> Awaitable[None]:
@@ -127,7 +128,7 @@ class ConsumerOffsets(Feature):
                 table.offset_table.setdefault(key, {})[LIGHT_QUEUE_ID] = offset
             light = {}
         else:
-            for key in [key for key in table.offset_table if _is_light(*_names(key), LIGHT_QUEUE_ID)]:
+            for key in [key for key in table.offset_table if _is_light(*topic_and_group(key), LIGHT_QUEUE_ID)]:
                 queues = table.offset_table[key]
                 ordinary = queues.pop(LIGHT_QUEUE_ID, -1)
                 if ordinary >= 0:
@@ -221,7 +222,7 @@ class ConsumerOffsets(Feature):
         for key, queues in _without_negative(master.offset_table).items():
             if table.get(key) != queues:
                 table[key] = queues
-                topic, _, group = key.partition(_SEPARATOR)
+                topic, group = topic_and_group(key)
                 self._added(topic, group)
                 is_changed = True
         light = self._table.lmq_offset_table
@@ -237,21 +238,26 @@ class ConsumerOffsets(Feature):
     def advance(self, other: OffsetTable) -> None:
         """Copies the larger offsets of a former acting master's table.
 
-        If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped.
+        If `other` lacks the deletion of a topic, its offsets refer to the old topic, and are skipped. Offsets in lite
+        topics are skipped, too: an acting master does not serve lite topics, but can have offsets in expired ones.
         """
+
+        def is_old(topic: str) -> bool:
+            known = other.discards.deleted_topics.get(topic, 0)
+            return known < self.topic_begin(topic) or lite_topic_of(topic) is not None
+
         self._separate(other)
-        deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
-            topic, _, group = key.partition(_SEPARATOR)
-            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+            topic, group = topic_and_group(key)
+            if is_old(topic):
                 continue
             for queue_id, offset in queues.items():
                 own = self.query(group, topic, queue_id)
                 if own is None or offset > own:
                     self.commit(group, topic, queue_id, offset)
         for key, offset in other.lmq_offset_table.items():
-            topic, _ = _names(key)
-            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+            topic, _ = topic_and_group(key)
+            if is_old(topic):
                 continue
             if offset > self._table.lmq_offset_table.get(key, -1):
                 self._commit_light(key, offset)
@@ -270,6 +276,16 @@ class ConsumerOffsets(Feature):
         self._table.discards.delete(topics, log_begin, log_end)
         self._file.changed()
 
+    def discard_before(self, topics: Set[str], log_begin: int, log_end: int) -> None:
+        """Discards the records of topics before `log_end`, because the topics were deleted there or later.
+
+        The log begins at `log_begin`. The offsets stay.
+        """
+        self._table.discards.delete(
+            {topic for topic in topics if self.topic_begin(topic) < log_end}, log_begin, log_end
+        )
+        self._file.changed()
+
     def remove_topics(self, topics: Set[str]) -> None:
         """Removes every group's offsets in topics that do not exist."""
         self._remove_all(topics)
@@ -286,7 +302,8 @@ class ConsumerOffsets(Feature):
                 self._remove(topic, group)
         if any(map(is_light_queue, topics)):
             # One search for all topics: it takes milliseconds.
-            for topic, group in [names for names in map(_names, self._table.lmq_offset_table) if names[0] in topics]:
+            light = map(topic_and_group, self._table.lmq_offset_table)
+            for topic, group in [names for names in light if names[0] in topics]:
                 self._remove(topic, group)
 
     def _added(self, topic: str, group: str) -> None:
@@ -338,12 +355,6 @@ def read_deleted_topics(directory: Path) -> dict[str, int]:
 
 def _is_light(topic: str, group: str, queue_id: int) -> bool:
     return queue_id == LIGHT_QUEUE_ID and is_light_queue(group) and is_light_queue(topic)
-
-
-def _names(key: str) -> tuple[str, str]:
-    """Returns topic and group. The names of light queues can contain the separator."""
-    topic, _, group = key.rpartition(_SEPARATOR)
-    return topic, group
 
 
 def _light_size(key: str) -> int:

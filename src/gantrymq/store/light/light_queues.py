@@ -97,6 +97,11 @@ class LightQueues:
         #: The database's position, and the physical offset before which no units are left.
         self._position = 0
         self._expired_to = 0
+        #: Records before this physical offset can be read a second time, to build the database anew.
+        self._seen_to = 0
+        #: Called with each light queue that begins anew on a slave, and the physical offset of its first record.
+        #: Offsets in the old queue are outdated.
+        self.restart_listeners: list[Callable[[LightQueue, int], None]] = []
         #: The end of the log when it was cut, until the database has been cut there.
         self._cut_at: int | None = None
         #: The end of the log after a crash or a cut: see `ConsumeQueue.recovered_end`. None if it has lost nothing.
@@ -114,7 +119,7 @@ class LightQueues:
 
         `progress` is called with the physical offset up to which the log was read. `was_aborted` is true after a crash.
         """
-        self._read_until = self._log.position
+        self._read_until = self._seen_to = self._log.position
         self._recovered_at = self._log.position if was_aborted else None
         try:
             self._open_database()
@@ -228,6 +233,7 @@ class LightQueues:
 
     def _begin_anew(self) -> None:
         """Drops everything that came from the database, because it is damaged. `catch_up` opens an empty one."""
+        self._seen_to = max(self._seen_to, self._end)
         self._has_database = False
         self._is_behind = True
         self._drop_pending()
@@ -300,7 +306,7 @@ class LightQueues:
         Returns whether it was deleted. Its next message has the offset 0 then. Raises StoreError.
 
         The records stay in the log, and slaves keep the queue. When they receive a message with the offset 0, they drop
-        its earlier units.
+        its earlier units, and call `restart_listeners`.
         """
         queue = self.queue(name)
         self._commit_all()
@@ -413,6 +419,9 @@ class LightQueues:
             queue = self._queue(name)
             if offset != queue.max_offset:
                 self._begin_at(queue, offset)
+                if not offset and record.physical_offset >= self._seen_to:
+                    for listener in self.restart_listeners:
+                        listener(queue, record.physical_offset)
             self._add(queue, unit)
             if self._recovered_at is not None and record.physical_offset < self._recovered_at:
                 queue.recovered_end = queue.max_offset
@@ -420,8 +429,9 @@ class LightQueues:
     def _begin_at(self, queue: LightQueue, offset: int) -> None:
         """Makes `offset` the next offset of a queue, because a record has it. Drops the units from there on.
 
-        The offset can be greater because the log of this broker begins later. It is lower if a client has set the
-        property itself, in a message that the master did not dispatch. The last record is right.
+        The offset can be greater because the log of this broker begins later. It is 0 if the master deleted the queue,
+        and lower if a client has set the property itself, in a message that the master did not dispatch. The last
+        record is right.
         """
         self._commit_all()
         if queue.row_id is not None and offset < queue.max_offset:
@@ -519,6 +529,7 @@ class LightQueues:
         end = self._log.position
         self._read_to = self._position = min(self._read_to, self._position, end)
         self._read_until = min(self._read_until, end)
+        self._seen_to = min(self._seen_to, end)
         self._recovered_at = end if self._recovered_at is None else min(self._recovered_at, end)
         self._drop_pending()
         if not self._has_database:
