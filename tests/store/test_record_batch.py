@@ -176,6 +176,26 @@ def test_a_process_that_is_killed_leaves_all_or_none(
     store.close()
 
 
+@pytest.mark.parametrize("written", [0, 4, 8, 100, 150, 250, 299], ids=str)
+def test_a_process_that_is_killed_leaves_no_part_of_a_message(tmp_path: Path, written: int) -> None:
+    """The checksum covers only the body, so a record without the end of its properties would look complete."""
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    put(store, queue, b"first")
+    log = commit_log(store)
+    assert log.mapping is not None
+    log.mapping = Dying(log.mapping, written)  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        put(store, queue, b"second", properties=b"KEYS\x01%b\x02" % (b"k" * 200))
+    crash(store)
+    store = open_store(tmp_path)
+    queue = store.queue("orders", 0)
+    assert [record.body for record in read_all(store, queue)] == [b"first"]
+    put(store, queue, b"next")
+    assert [record.queue_offset for record in read_all(store, queue)] == [0, 1]
+    store.close()
+
+
 @pytest.mark.parametrize("directory", ["commitlog", "consumequeue"])
 def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full at the second file. Nothing is stored, and a retry can succeed when space is free."""

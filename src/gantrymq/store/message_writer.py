@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.kernels.interface import PlainSends
-from gantrymq.protocol.record import HOST_SIZE_V4, encode_record
+from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.store.commit_log import LARGE, CommitLog
 from gantrymq.store.config import UNIT_SIZE
@@ -145,8 +145,10 @@ class MessageWriter:
                 raise RecordError(f"a message for {queue.topic} can't be stored: {e}") from e
             break
         if size < LARGE:
-            start = physical_offset - log.base
-            log.mapping[start : start + size] = record  # type: ignore[index]
+            # In the order of `CommitLog.write`, so that a kill leaves no part of a record.
+            start, mapping = physical_offset - log.base, log.mapping
+            mapping[start + BLANK_SIZE : start + size] = record[BLANK_SIZE:]  # type: ignore[index]
+            mapping[start : start + BLANK_SIZE] = record[:BLANK_SIZE]  # type: ignore[index]
         else:
             try:
                 log.write(record)
