@@ -202,7 +202,7 @@ def gantry_broker(
     port, file = _broker_config(directory, namesrv, config, processes)
     options = [] if processes == 1 else ["--processes", str(processes)]
     command = gantry_command("broker", "-c", str(file), *options, python=python)
-    return _registered(start(command, "gantry broker", port, directory), namesrv)
+    return _registered(start(command, "gantry broker", port, directory), namesrv, processes)
 
 
 def gantry_command(*args: str, python: str = sys.executable) -> list[str]:
@@ -255,13 +255,15 @@ def _write_properties(file: Path, settings: Mapping[str, object]) -> None:
     file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
 
-def _registered(broker: Server, namesrv: str) -> Server:
-    """Waits until each NameServer of `namesrv` has the broker's address. Raises RuntimeError after a timeout."""
+def _registered(broker: Server, namesrv: str, processes: int = 1) -> Server:
+    """Waits until each NameServer of `namesrv` has the address of each process. Raises RuntimeError after a timeout."""
+    addresses = [f"127.0.0.1:{broker.port + n * PORT_STEP}".encode() for n in range(processes)]
     deadline = time.monotonic() + START_TIMEOUT_S
     missing = namesrv.split(";")
     try:
         while time.monotonic() < deadline and broker.process.poll() is None:
-            known = broker.address.encode() in call(missing[0], RequestCode.GET_BROKER_CLUSTER_INFO).body
+            body = call(missing[0], RequestCode.GET_BROKER_CLUSTER_INFO).body
+            known = all(address in body for address in addresses)
             if known and len(missing) == 1:
                 return broker
             if known:
