@@ -15,7 +15,7 @@ from typing import Any
 GOALS = Path(__file__).parent / "goals.toml"
 COLUMNS = ("what", "goal", "measured", "measured : goal", "met", "result file")
 #: Part of a row's name that depends on the run.
-_UNSTEADY = " (not in steady state)"
+UNSTEADY = " (not in steady state)"
 
 Json = Mapping[str, Any]
 #: A figure, or [median, minimum, maximum].
@@ -73,7 +73,7 @@ def measured(goal: Json, results: Path) -> Figure | None:
 def _figure(run: Json, names: Sequence[str], goal: Json) -> Figure:
     """Returns the figure of the row that begins with these cells."""
     for cells in run["rows"]:
-        if [str(cell).replace(_UNSTEADY, "") for cell in cells[: len(names)]] == names:
+        if [str(cell).replace(UNSTEADY, "") for cell in cells[: len(names)]] == names:
             value: Any = cells[run["columns"].index(goal["column"])]
             break
     else:

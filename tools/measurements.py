@@ -58,8 +58,8 @@ SECTIONS = (
     Section(
         "Brokers",
         "broker.json",
-        "Apache's Java clients put the same load on both brokers in turn. The starts use compiled modules. Without "
-        "them (`PYTHONDONTWRITEBYTECODE`), a broker starts in 0.34 s. The table of several processes is of "
+        "Apache's Java clients put the same load on both brokers in turn. The starts include the compilation "
+        "of the modules, because `PYTHONDONTWRITEBYTECODE` was set. The table of several processes is of "
         "`gantry broker --processes`, with 128 sends in flight. Its CPU times are those of all brokers.",
     ),
     Section(
@@ -323,7 +323,7 @@ def cell(value: object) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:g}"
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import goals
 import measurements
 
 ROOT = Path(__file__).parent.parent
@@ -162,7 +163,7 @@ def _runnable(program: str) -> str:
 
 
 def _figure(run: measurements.Json, row: str, column: str) -> str:
-    cells = next((each for each in run["rows"] if each[0] == row), None)
+    cells = next((each for each in run["rows"] if str(each[0]).replace(goals.UNSTEADY, "") == row), None)
     if cells is None or column not in run["columns"]:
         raise LookupError(f"run {run['name']!r} has no cell {row!r}, {column!r}")
     value = cells[run["columns"].index(column)]
