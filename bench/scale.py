@@ -226,7 +226,7 @@ def measure(name: str, dimension: Dimension, run: Run, points: Sequence[int]) ->
     conditions = (
         f"{os.cpu_count()} processors, Python {platform.python_version()}, "
         f"{'without' if native is None else 'with'} gantrymq-native. Run of {seconds:.0f} s; other programs: "
-        f"{others:.0%} of CPU; load average at start: {load:.1f}; commit {commit()}"
+        f"{others:.0%} of CPU; load: {load:.1f}; commit {commit()}"
     )
     return {"date": time.strftime("%Y-%m-%d"), "conditions": conditions, "rows": rows}
 
