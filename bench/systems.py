@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
-from gantrymq.cli.broker_processes import PORT_STEP
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
@@ -83,7 +82,7 @@ class Cluster:
         """
         topics = [TopicConfig(name, read_queue_nums=queues, write_queue_nums=queues) for name in names]
         body = encode_json({"topicConfigList": topics})
-        addresses = [f"127.0.0.1:{self.broker.port + n * PORT_STEP}" for n in range(self.system.processes)]
+        addresses = self.broker.addresses(self.system.processes)
         for address in addresses:
             response = call(address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=_TOPICS_TIMEOUT_S)
             if response.code:

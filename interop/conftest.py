@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,8 +71,14 @@ ONE_KIND = pytest.mark.parametrize("cluster", ["java-java", "gantry-gantry"], in
 @pytest.fixture(scope="session", params=COMBINATIONS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Yields each combination in turn. Its name is NAMESERVER-BROKER."""
-    start_namesrv, start_broker = COMBINATIONS[request.param]
-    directory: Path = tmp_path_factory.mktemp(request.param)
+    with running(request.param, tmp_path_factory.mktemp(request.param)) as started:
+        yield started
+
+
+@contextmanager
+def running(combination: str, directory: Path) -> Iterator[Cluster]:
+    """Runs a cluster of this combination, with its files in `directory`."""
+    start_namesrv, start_broker = COMBINATIONS[combination]
     namesrv = start_namesrv(directory / "namesrv")
     try:
         broker = start_broker(directory / "broker", namesrv.address)

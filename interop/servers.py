@@ -99,6 +99,10 @@ class Server:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def addresses(self, processes: int) -> list[str]:
+        """Returns the addresses of the brokers of `gantry broker --processes`."""
+        return [f"127.0.0.1:{self.port + n * PORT_STEP}" for n in range(processes)]
+
     def log(self) -> str:
         """Returns the end of the process's output."""
         return (self.directory / "console.log").read_text(errors="replace")[-4000:]
@@ -257,7 +261,7 @@ def _write_properties(file: Path, settings: Mapping[str, object]) -> None:
 
 def _registered(broker: Server, namesrv: str, processes: int = 1) -> Server:
     """Waits until each NameServer of `namesrv` has the address of each process. Raises RuntimeError after a timeout."""
-    addresses = [f"127.0.0.1:{broker.port + n * PORT_STEP}".encode() for n in range(processes)]
+    addresses = [address.encode() for address in broker.addresses(processes)]
     deadline = time.monotonic() + START_TIMEOUT_S
     missing = namesrv.split(";")
     try:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from conftest import ONE_KIND, Cluster
+from conftest import ONE_KIND, Cluster, running
 from programs import Sent, consume, mqadmin, produce, sample
-from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
 pytestmark = pytest.mark.interop(feature="mqadmin", clients="java", servers="{cluster}")
 
@@ -62,34 +59,15 @@ def test_statistics_of_a_topic(cluster: Cluster, topic: str) -> None:
     assert any(row[1] == "interop_consumer" and topic.startswith(row[0]) for row in rows if len(row) > 1), rows
 
 
-class Brokers(NamedTuple):
-    """A cluster of Apache's and one of this project's."""
-
-    java: Cluster
-    gantry: Cluster
-
-
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    directory: Path = tmp_path_factory.mktemp("brokers")
-    started: list[Server] = []
-    try:
-        started.append(java := java_namesrv(directory / "java"))
-        started.append(gantry := gantry_namesrv(directory / "gantry"))
-        started.append(java_b := java_broker(directory / "java-broker", java.address))
-        started.append(gantry_b := gantry_broker(directory / "gantry-broker", gantry.address))
-        yield Brokers(Cluster(java, java_b), Cluster(gantry, gantry_b))
-    finally:
-        for server in reversed(started):
-            server.kill()
-
-
 @pytest.mark.interop(feature="mqadmin", clients="java", servers="java gantry")
-def test_broker_status_has_the_same_names(brokers: Brokers) -> None:
+def test_broker_status_has_the_same_names(tmp_path: Path) -> None:
     def names(cluster: Cluster) -> set[str]:
         output = mqadmin(cluster.address, "brokerStatus", "-b", cluster.broker.address)
         return set(re.findall(r"^(\w+) +:", output, re.MULTILINE))
 
-    java, gantry = names(brokers.java), names(brokers.gantry)
+    with running("java-java", tmp_path / "java") as cluster:
+        java = names(cluster)
+    with running("gantry-gantry", tmp_path / "gantry") as cluster:
+        gantry = names(cluster)
     assert "msgPutTotalTodayNow" in java
     assert java - gantry == set()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.kernels.interface import PlainSends
-from gantrymq.protocol.record import BLANK_SIZE, HOST_SIZE_V4, encode_record
+from gantrymq.protocol.record import HOST_SIZE_V4, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
 from gantrymq.store.commit_log import LARGE, CommitLog
 from gantrymq.store.config import UNIT_SIZE
@@ -144,18 +144,12 @@ class MessageWriter:
             except StructError as e:
                 raise RecordError(f"a message for {queue.topic} can't be stored: {e}") from e
             break
-        if size < LARGE:
-            # In the order of `CommitLog.write`, so that a kill leaves no part of a record.
-            start, mapping = physical_offset - log.base, log.mapping
-            mapping[start + BLANK_SIZE : start + size] = record[BLANK_SIZE:]  # type: ignore[index]
-            mapping[start : start + BLANK_SIZE] = record[:BLANK_SIZE]  # type: ignore[index]
-        else:
-            try:
-                log.write(record)
-            except StoreError:
-                if in_queue:
-                    queue.write_next(NO_UNIT)
-                raise
+        try:
+            log.write(record)
+        except StoreError:
+            if in_queue:
+                queue.write_next(NO_UNIT)
+            raise
         if in_queue:
             queue.position = unit_at + UNIT_SIZE
             queue.max_offset = queue_offset + 1
