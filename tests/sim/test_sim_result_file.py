@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def sim(*options: str | Path) -> subprocess.CompletedProcess[str]:
+def sim(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sim", *map(str, options)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -42,7 +42,9 @@ def test_an_interrupted_run_goes_on_and_counts_all_its_seeds(tmp_path: Path) -> 
     results, path = tmp_path / "results", tmp_path / "simulator.json"
     # Seed 0 is finished, and the interruption left a part of the line of seed 1.
     finished = {"seed": "0", "problems": [], "messages": 1_000_000, "cpu_s": 50.0}
-    results.write_text(json.dumps(finished) + '\n{"seed": "1')
+    assert sim("--seeds", 0, "--results", results).returncode == 0
+    with results.open("a") as file:
+        file.write(json.dumps(finished) + '\n{"seed": "1')
     done = sim("--seeds", 2, "--jobs", 1, "--results", results, "--out", path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("1 seeds in ")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 #: After this time, the process exits even if the server hasn't stopped. The next start then recovers the files.
 STOP_TIMEOUT_S = 30.0
+#: After this time, a waiting thread takes the GIL from the event loop, in seconds. A system call of the loop restarts
+#: the time. With Python's default of 5 ms, a flush for waiting producers could take 500 ms while the loop was busy.
+SWITCH_INTERVAL_S = 0.001
 #: The keys of broker.conf for a proxy beside the broker.
 _PROXY_KEYS = ("proxyMode", "proxyConfigPath")
 _CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath", "controller": "configStorePath"}
@@ -91,6 +95,7 @@ def _load(command: str, path: Path) -> dict[str, str]:
 def _serve(name: str, make: Callable[[], Server], *, stop_on_eof: bool) -> int:
     from gantrymq.background.event_loop import new_event_loop
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run_until_stopped(name, make, stop_on_eof=stop_on_eof))
 
