@@ -293,6 +293,11 @@ class SyncProducer(_Sync):
         self._refuse_own_thread()
         if self._was_forked:
             raise ClientClosed(AFTER_FORK)
+        sent = self._producer.send_blocking(message, timeout=timeout)
+        if isinstance(sent, SendResult):
+            return sent
+        if sent is not None:
+            return self._wait(sent)
         try:
             with self._lock:
                 thread, sends = self._running_thread(), self._sends

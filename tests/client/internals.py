@@ -9,9 +9,10 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.lite_consumer import LiteConsumer
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.blocking_sends import BlockingSends
 from gantrymq.client.producing.direct_sends import DirectSends
 from gantrymq.client.producing.producer import Producer
-from gantrymq.sync import SyncPushConsumer, SyncSimpleConsumer
+from gantrymq.sync import SyncProducer, SyncPushConsumer, SyncSimpleConsumer
 
 
 def process_queues(consumer: PushConsumer) -> list[ProcessQueue]:
@@ -33,6 +34,11 @@ def has_pending_requests(producer: Producer) -> bool:
 def direct_sends(producer: Producer) -> DirectSends:
     assert producer._direct
     return producer._direct
+
+
+def blocking_sends(producer: SyncProducer) -> BlockingSends:
+    assert producer._producer._blocking
+    return producer._producer._blocking
 
 
 def client_of(consumer: SimpleConsumer) -> ClientInstance:

@@ -17,6 +17,7 @@ PUBLIC: dict[str, Any] = {name: thing for name in gantrymq.__all__ if callable(t
 #: Members for asyncio programs only: parts of the client, futures, and hooks for subclasses.
 FOR_ASYNCIO = {
     "begin_send",
+    "send_blocking",
     "client",
     "enqueue",
     "send_alone",

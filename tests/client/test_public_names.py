@@ -24,7 +24,7 @@ _CLIENT = {"close", "start"}
 _CONSUMER = _CLIENT | {"group", "subscribe", "unsubscribe"}
 _PULLING = _CONSUMER | {"assignment", "health", "lag", "notify_in_threads", "wait_assigned"}
 _PRODUCER = _CLIENT | {
-    *("begin_send", "client", "enqueue", "flush", "group", "queues", "recall", "request"),
+    *("begin_send", "send_blocking", "client", "enqueue", "flush", "group", "queues", "recall", "request"),
     *("send", "send_alone", "send_batch", "send_oneway", "sender"),
 }
 _LITE_PULL = {

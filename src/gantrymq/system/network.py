@@ -1,8 +1,13 @@
-"""Binds sockets, resolves addresses, and provides the name of this machine. asyncio itself opens connections."""
+"""Binds sockets, resolves addresses, and provides the name of this machine.
+
+asyncio opens connections, except those of threads without an event loop (`connect`).
+"""
 
 from __future__ import annotations
 
 import socket
+import struct
+from contextlib import suppress
 from os import getpid as process_id
 from socket import MSG_PEEK, SHUT_RD, SOCK_STREAM
 from socket import gaierror as UnknownHost
@@ -16,11 +21,14 @@ __all__ = [
     "Socket",
     "UnknownHost",
     "bind",
+    "connect",
     "host_name",
     "ip_text",
     "local_ip",
     "packed_ip",
     "process_id",
+    "set_timeout",
+    "shut_down",
 ]
 
 
@@ -43,6 +51,31 @@ def bind(host: str, port: int, *, shared: bool = False) -> Socket:
         sock.close()
         raise
     return sock
+
+
+def connect(host: str, port: int, timeout_s: float) -> Socket:
+    """Returns a blocking socket that sends each write at once. Raises OSError."""
+    sock = socket.create_connection((host, port), timeout_s)
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def set_timeout(sock: Socket, timeout_ms: int) -> None:
+    """Limits each receive and send of a blocking socket, which then raises BlockingIOError.
+
+    With `Socket.settimeout`, each call would need a second system call.
+    """
+    # A `struct timeval`.
+    value = struct.pack("@ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def shut_down(sock: Socket) -> None:
+    """Ends the calls of all threads that wait for this socket."""
+    with suppress(OSError):  # The peer has closed it.
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def address_of(host: str) -> str:

@@ -148,6 +148,7 @@ class _FirstOutcome:
         assert self._attempt is not None
         assert self._sender is not None
         del self._sends.attempts[self._call]
+        self._attempt.connection.pending.discard(self._attempt.opaque)
         self._sender.cancelled(self._attempt)
 
     def _continue(self) -> None:

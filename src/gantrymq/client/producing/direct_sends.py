@@ -8,8 +8,8 @@ Figures: docs/decisions/plain-sends.md.
 
 from __future__ import annotations
 
-import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from gantrymq.client.producing.message_encoder import Encoder
 from gantrymq.client.producing.publish_info import TopicPublishInfo
@@ -20,6 +20,7 @@ from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import DEDUPLICATE_ID, LITE_TOPIC, MESSAGE_TYPE, SHARDING_KEY, TRANSACTION_PREPARED
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.pending_requests import Waiting
 from gantrymq.remoting.responses import LARGE_BODY
 from gantrymq.system.clock import monotonic, now_ms
 
@@ -32,10 +33,24 @@ _SPECIAL = frozenset({DEDUPLICATE_ID, LITE_TOPIC, MESSAGE_TYPE, SHARDING_KEY, TR
 _new = tuple.__new__
 
 
+class FrameWriter(Protocol):
+    """Writes requests: a connection of the event loop, or a blocking one."""
+
+    @property
+    def is_writable(self) -> bool: ...
+    def next_opaque(self) -> int: ...
+    def send_frame(self, frame: bytes, opaque: int, timeout_ms: int, waiting: Waiting) -> None: ...
+
+
+#: Returns the writer of the requests to the server of an open connection, or None if there is none.
+WriterTo = Callable[[Connection], FrameWriter | None]
+
+
 class _Target(NamedTuple):
-    """The open connection to a queue's master, and the constant bytes of its requests."""
+    """The open connection to a queue's master, the writer and the constant bytes of its requests."""
 
     connection: Connection
+    writer: FrameWriter
     before: bytes
     after: bytes
 
@@ -51,14 +66,17 @@ class _Topic(NamedTuple):
 
 
 class DirectSends:
-    """Starts the ordinary sends of a producer without a namespace, middleware and hooks."""
+    """Starts the ordinary sends of a producer without a namespace, middleware and hooks, in one thread at a time.
 
-    def __init__(self, sender: Sender, encoder: Encoder) -> None:
+    Without `writer_to`, the connections of the event loop write the requests.
+    """
+
+    def __init__(self, sender: Sender, encoder: Encoder, writer_to: WriterTo | None = None) -> None:
         self.sender = sender
+        self._writer_to = writer_to
         self._faults = sender.faults
         self._encoder = encoder
         self._routes = sender.client.routes
-        self.loop = asyncio.get_running_loop()
         self._topics: dict[tuple[str, int], _Topic] = {}
         self._largest = min(encoder.largest_uncompressed, LARGE_BODY)
         self._largest_plain = min(self._largest, encoder.max_message_size)
@@ -93,14 +111,14 @@ class DirectSends:
         else:
             queue = faults.select(info, None, int(began * 1000))
         target = targets.get(queue)
-        if target is None or not target.connection.is_writable:
+        if target is None or not target.writer.is_writable:
             target = self._find_target(queue, timeout_ms, targets)
             if target is None:
                 # The sender opens the connection.
                 info.put_back()
                 return None
-        connection, before, after = target
-        opaque, born_ms = connection.next_opaque(), now_ms()
+        connection, writer, before, after = target
+        opaque, born_ms = writer.next_opaque(), now_ms()
         if own_properties:
             frame = send_frame(before, after, opaque, born_ms, own_properties, body)
         else:
@@ -124,7 +142,7 @@ class DirectSends:
                 timeout_ms,
             ),
         )
-        connection.send_frame(frame, opaque, try_timeout_ms, attempt)
+        writer.send_frame(frame, opaque, try_timeout_ms, attempt)
         return attempt
 
     def _find(self, topic: str, timeout_ms: int) -> _Topic | None:
@@ -147,5 +165,8 @@ class DirectSends:
         connection = None if address is None else self.sender.client.remoting.open_connection(address)
         if connection is None or not connection.is_writable:
             return None
-        target = targets[queue] = _Target(connection, *self.sender.constant_fields(queue, timeout_ms))
+        writer = connection if self._writer_to is None else self._writer_to(connection)
+        if writer is None:
+            return None
+        target = targets[queue] = _Target(connection, writer, *self.sender.constant_fields(queue, timeout_ms))
         return target

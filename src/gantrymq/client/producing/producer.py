@@ -20,6 +20,7 @@ from gantrymq.client.middleware import Send, SendContext, around_sends
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
+from gantrymq.client.producing.blocking_sends import BlockingSends
 from gantrymq.client.producing.direct_sends import DirectSends
 from gantrymq.client.producing.enqueued_sends import EnqueuedSend, EnqueuedSends
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
@@ -98,6 +99,8 @@ class Producer(Lifecycle):
         self._sender: Sender | None = None
         #: Starts the sends that need no namespace, middleware, hook or batch. None if one of these is in use.
         self._direct: DirectSends | None = None
+        #: Sends in the thread of a caller, under the same conditions. Also None with TLS.
+        self._blocking: BlockingSends | None = None
         self._requests = Requests()
         self._enqueued = EnqueuedSends()
         self._set_encoder(UniqueKeys())
@@ -120,8 +123,9 @@ class Producer(Lifecycle):
         stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
-        self._set_encoder(UniqueKeys(network.packed_ip(client.ip)))
-        self._sender = Sender(client, self.group, options)
+        packed_ip = network.packed_ip(client.ip)
+        self._set_encoder(UniqueKeys(packed_ip))
+        self._sender = sender = Sender(client, self.group, options)
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
         if self._trace_topic is not None:
@@ -130,14 +134,22 @@ class Producer(Lifecycle):
             self._around = around_sends([*options.middleware, SendTraces(self._trace_dispatcher)])
         stack.push_async_callback(lambda: self._enqueued.close(self._deadline.left()))
         if has_direct_sends:
-            self._direct = DirectSends(self._sender, self._encoder)
+            self._direct = DirectSends(sender, self._encoder)
+            if options.ssl_context is None:
+                # Each thread has its own encoder, because two threads must not take the same message id.
+                self._blocking = BlockingSends(
+                    lambda to: DirectSends(sender, Encoder(UniqueKeys(packed_ip), options), to)
+                )
         if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             self._adds_at_once = self._around is None and not self._namespace
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
     def _forget(self) -> None:
-        self._sender = self._direct = self._batches = self._trace_dispatcher = None
+        if self._blocking is not None:
+            # Last, because its sends may receive their responses while the client closes.
+            self._blocking.close()
+        self._sender = self._direct = self._blocking = self._batches = self._trace_dispatcher = None
         # Drops the middleware for traces.
         self._around = around_sends(self._options.middleware)
 
@@ -201,7 +213,8 @@ class Producer(Lifecycle):
         direct = self._direct
         if direct is not None and queue is None and select is None:
             self._check_open()
-            future: asyncio.Future[SendResult | RemotingCommand] = direct.loop.create_future()
+            assert self._loop is not None
+            future: asyncio.Future[SendResult | RemotingCommand] = self._loop.create_future()
             attempt = direct.begin(message, timeout_ms, future)
             if attempt is not None:
                 # Written out here, because each nested coroutine costs 0.2 us per message.
@@ -212,6 +225,8 @@ class Producer(Lifecycle):
                 except RemotingError:
                     result = None
                 except BaseException:
+                    # A later response is ignored.
+                    attempt.connection.pending.discard(attempt.opaque)
                     sender.cancelled(attempt)
                     raise
                 if type(result) is SendResult:
@@ -253,6 +268,29 @@ class Producer(Lifecycle):
             return None
         self._check_open()
         return direct.begin(message, _timeout_ms(timeout), outcome)
+
+    def send_blocking(
+        self, message: Message, *, timeout: float | timedelta = TIMEOUT_S
+    ) -> SendResult | Coroutine[Any, Any, SendResult] | None:
+        """Sends like `send`, for `SyncProducer`. Call it in a thread without the event loop.
+
+        Args:
+            message: Message to send.
+            timeout: Limit for all attempts together, in seconds or as a timedelta. Default: 3.0.
+
+        Returns:
+            The result. If the first attempt has failed, a coroutine that continues the send in the event loop. None if
+            this message needs the event loop, or if another thread uses this method.
+
+        Raises:
+            IllegalMessage: The message is invalid.
+            ClientError: The timeout is invalid.
+        """
+        blocking, sender = self._blocking, self._sender
+        if blocking is None or sender is None or not self._is_open:
+            return None
+        sent = blocking.send(message, _timeout_ms(timeout))
+        return sender.send_after(sent) if isinstance(sent, SendAttempt) else sent
 
     async def send_alone(
         self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S

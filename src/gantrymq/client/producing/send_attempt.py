@@ -15,6 +15,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.properties import UNIQUE_KEY_PAIR
 from gantrymq.protocol.send_response import decode_send_response, decode_trace
 from gantrymq.remoting.connection import Connection, FirstLook
+from gantrymq.remoting.pending_requests import Waiting
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 #: Creates a NamedTuple in half the time of its own constructor.
@@ -87,14 +88,27 @@ class SendAttempt(NamedTuple):
         )
 
 
+class Pending(Protocol):
+    """The pending requests of a connection."""
+
+    def find(self, opaque: int) -> Waiting | None: ...
+    def discard(self, opaque: int) -> None: ...
+
+
 def first_look() -> FirstLook | None:
     """Returns the function that handles responses to attempts before they are decoded, if native code is installed."""
-    return _take_responses if native is not None else None
+    return _first_look if native is not None else None
 
 
-def _take_responses(connection: Connection, data: bytes) -> tuple[int, bytes]:
-    assert native is not None
-    pending, handled = connection.pending, 0
+def _first_look(connection: Connection, data: bytes) -> tuple[int, bytes]:
+    return take_responses(connection.pending, data), b""
+
+
+def take_responses(pending: Pending, data: bytes) -> int:
+    """Ends the attempts with the responses at the start of `data`. Returns their length; 0 without native code."""
+    if native is None:
+        return 0
+    handled = 0
     for opaque, queue_id, queue_offset, offset_msg_id, transaction_id, tail, end in native.send_responses(data):
         attempt, trace = pending.find(opaque), decode_trace(tail)
         if type(attempt) is not SendAttempt or attempt.queue.queue_id != queue_id or trace is None:
@@ -104,4 +118,4 @@ def _take_responses(connection: Connection, data: bytes) -> tuple[int, bytes]:
         if not attempt.outcome.done():
             attempt.outcome.set_result(attempt.result((offset_msg_id, queue_offset, transaction_id, *trace)))
         handled = end
-    return handled, b""
+    return handled

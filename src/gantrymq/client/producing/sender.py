@@ -193,8 +193,7 @@ class Sender:
             self.faults.stored(attempt.fault, int(attempt.began * 1000), int(clock.monotonic() * 1000))
 
     def cancelled(self, attempt: SendAttempt) -> None:
-        """Records that the caller of an attempt was cancelled. A later response is ignored."""
-        attempt.connection.pending.discard(attempt.opaque)
+        """Records that the caller of an attempt was cancelled."""
         if self.faults is not None and attempt.fault is not None:
             self.faults.end(attempt.fault, int(clock.monotonic() * 1000), answered=False)
 
