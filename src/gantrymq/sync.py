@@ -231,7 +231,8 @@ class _Sync:
 class SyncProducer(_Sync):
     """A blocking producer: `SyncProducer(Producer(...))`.
 
-    `send` waits for the result. For many messages, `enqueue` returns at once, and `flush` waits for all results.
+    `send` waits for the result. While only one thread sends, it uses a second connection to each broker, in this
+    thread. For many messages, `enqueue` returns at once, and `flush` waits for all results.
 
     Args:
         producer: The asyncio producer to wrap. It must not be started.
