@@ -249,13 +249,23 @@ def available(faults: Sequence[str], controller: str, tools: Tools) -> tuple[lis
 
 
 def result_tables(
-    rounds: Sequence[Round], messages: dict[str, int], problems: Sequence[str], left_out: Sequence[str]
+    rounds: Sequence[Round],
+    messages: dict[str, int],
+    problems: Sequence[str],
+    left_out: Sequence[str],
+    *,
+    upgrades: bool,
 ) -> dict[str, Any]:
-    """Returns the columns and rows of each table of the result file, by its name."""
+    """Returns the columns and rows of each table of the result file, by its name.
+
+    A run with upgrades has only the results of the checks: times without service are also those of the earlier version.
+    """
     sent = messages["sent one by one"] + messages["sent in batches"]
     checks: list[list[Any]] = [["faults", len(rounds)], ["messages sent", sent], ["violations", len(problems)]]
     checks.append(["faults without an effect", ", ".join(without_effect(rounds)) or "none"])
     checks.append(["faults that this machine cannot have", ", ".join(left_out) or "none"])
+    if upgrades:
+        return {"checks during upgrades": {"columns": ["what", "figure"], "rows": checks}}
     times: list[list[Any]] = []
     for fault in dict.fromkeys(one.fault for one in rounds):
         some = [one for one in rounds if one.fault == fault]
@@ -350,7 +360,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.faults != AT_RANDOM:
             options += " --faults " + " ".join(f'"{name}"' for name in args.faults)
         run_of = before | {"program": "./dev faults", "options": options, "native": native is not None}
-        for name, columns_and_rows in result_tables(run.rounds, figures, problems, left_out).items():
+        tables = result_tables(run.rounds, figures, problems, left_out, upgrades=earlier is not None)
+        for name, columns_and_rows in tables.items():
             put_run(args.out, run_of | {"name": name, "rounds": len(run.rounds)} | columns_and_rows)
     for name in without_effect(run.rounds):
         print(f"seed {args.seed}: without an effect: {name}", file=sys.stderr)

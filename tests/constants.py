@@ -22,7 +22,7 @@ _CONSTANTS = (
     "gantrymq.broker.append.preallocation_waits.WAIT_S",
     "gantrymq.broker.delay.timer.MAX_RECALLS_OF_SLOT",
     "gantrymq.broker.lite.dispatcher._ABSENT_S",
-    "gantrymq.broker.metrics.export.LAST_EXPORT_S",
+    "gantrymq.metrics_export.export.LAST_EXPORT_S",
     "gantrymq.broker.pull.processor.WAITING_PULLS_OF_ONE",
     "gantrymq.broker.send.batches.AFTER_MARK",
     "gantrymq.broker.send.batches.TRANSACTION_PREPARED",

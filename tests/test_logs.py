@@ -170,3 +170,17 @@ def test_a_server_logs_json_if_the_environment_says_so(tmp_path: Path) -> None:
     assert done.returncode == 0
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert any("boot success" in line["message"] for line in lines)
+
+
+def test_requests_of_a_library_are_not_logged() -> None:
+    program = """
+import logging
+from gantrymq.logs import log_to_stderr
+log_to_stderr()
+for name in ("gantrymq.controller", "httpx"):
+    logging.getLogger(name).info("HTTP Request: POST")
+logging.getLogger("httpx").warning("no answer")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = [line.split()[3] for line in done.stderr.splitlines()]
+    assert names == ["gantrymq.controller:", "httpx:"]

@@ -35,6 +35,8 @@ LONGEST_LINE = 10_000
 codecs.lookup("unicode_escape")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: Loggers of libraries that log each request at level INFO. A controller sends six requests a second to etcd.
+_WORDY_LIBRARIES = ("httpx",)
 #: Prefix of each line of a traceback, so that no such line looks like a log message.
 _CONTINUED = "  | "
 
@@ -62,11 +64,14 @@ def peer_log(name: str) -> logging.Logger:
 def log_to_stderr() -> None:
     """Configures the root logger of a server process: level INFO and above, to stderr.
 
-    Uses LineFormatter, or JsonFormatter if the environment has GANTRY_LOG_FORMAT=json.
+    Uses LineFormatter, or JsonFormatter if the environment has GANTRY_LOG_FORMAT=json. Libraries that log each request
+    at level INFO log warnings only.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if os.environ.get("GANTRY_LOG_FORMAT") == "json" else LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in _WORDY_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class LineFormatter(logging.Formatter):

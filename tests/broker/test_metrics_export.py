@@ -6,26 +6,24 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any
+from threading import Event
 
 import httpx
 import pytest
 from broker_support import Peer, config
 from constants import change_constant
+from otlp_collector import Collector, collector_over_grpc, collector_over_http, labels_of
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.config import MetricsExporterType
 from gantrymq.broker.metrics import BrokerMetrics
-from gantrymq.broker.metrics import export as export_module
-from gantrymq.broker.metrics.export import MetricsExport
 from gantrymq.errors import ConfigError, GantryError, MissingExtra
 from gantrymq.metrics import Kind, Metric
+from gantrymq.metrics_export import MetricsExporterType
+from gantrymq.metrics_export import export as export_module
+from gantrymq.metrics_export.export import MetricsExport
 from gantrymq.remoting.client import RemotingClient
 
 _SECRET = "Authorization:Bearer of rings,x-tenant: a"
@@ -89,7 +87,7 @@ async def test_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         metric_logging_exporter_interval_in_mills=100,
     )
     broker = Broker(settings)
-    with caplog.at_level(logging.INFO, "gantrymq.broker.metrics.export"):
+    with caplog.at_level(logging.INFO, "gantrymq.metrics_export.export"):
         await broker.start()
         try:
             assert metrics_of(broker).page_port == 0
@@ -98,72 +96,20 @@ async def test_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             await broker.stop()
 
 
-class Collector:
-    """The requests that a collector received: (headers, body)."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[dict[str, str], bytes]] = []
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the metrics of the last request by name."""
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-
-        request = ExportMetricsServiceRequest.FromString(self.received[-1][1])
-        [of_resource] = request.resource_metrics
-        [scope] = of_resource.scope_metrics
-        return {metric.name: metric for metric in scope.metrics}
+@pytest.fixture(params=[MetricsExporterType.OTLP_GRPC, MetricsExporterType.OTLP_HTTP], ids=str)
+def otlp(request: pytest.FixtureRequest) -> Iterator[tuple[MetricsExporterType, str, Collector]]:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    is_grpc = request.param is MetricsExporterType.OTLP_GRPC
+    with collector_over_grpc() if is_grpc else collector_over_http() as (target, collector):
+        yield request.param, target, collector
 
 
-@pytest.fixture
-def over_grpc() -> Iterator[tuple[str, Collector]]:
-    grpc = pytest.importorskip("grpc")
-    collector = Collector()
-
-    def export(body: bytes, context: Any) -> bytes:
-        collector.received.append((dict(context.invocation_metadata()), body))
-        return b""
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    handler = grpc.unary_unary_rpc_method_handler(export)
-    service = "opentelemetry.proto.collector.metrics.v1.MetricsService"
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": handler})])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"http://127.0.0.1:{port}", collector
-    server.stop(None)
-
-
-@pytest.fixture
-def over_http() -> Iterator[tuple[str, Collector]]:
-    collector = Collector()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            collector.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/metrics", collector
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.mark.parametrize("kind", [MetricsExporterType.OTLP_GRPC, MetricsExporterType.OTLP_HTTP])
 async def test_otlp(
     tmp_path: Path,
     remoting: RemotingClient,
-    kind: MetricsExporterType,
-    over_grpc: tuple[str, Collector],
-    over_http: tuple[str, Collector],
+    otlp: tuple[MetricsExporterType, str, Collector],
 ) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
-    target, collector = over_grpc if kind is MetricsExporterType.OTLP_GRPC else over_http
+    kind, target, collector = otlp
     settings = config(
         tmp_path / "store",
         metrics_exporter_type=kind,
@@ -193,8 +139,8 @@ async def test_otlp(
         assert (sizes.count, list(sizes.bucket_counts)) == (2, [1, 1, 0, 0, 0, 0, 0])
         assert list(sizes.explicit_bounds)[:2] == [1024, 4096]
         assert not sizes.HasField("max")
-        labels = {label.key: label.value.string_value for label in sizes.attributes}
-        assert labels["topic"] == "orders"
+        assert labels_of(sizes)["topic"] == "orders"
+        assert collector.scope().scope.name == "broker-meter"
         # Units are not part of the names.
         assert metrics["rocketmq_rpc_latency"].unit == "ms"
         headers, _ = collector.received[-1]
@@ -223,7 +169,7 @@ async def test_a_collector_that_does_not_answer_stops_nothing(tmp_path: Path) ->
 
 async def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.metric_exporter", None)
-    monkeypatch.delitem(sys.modules, "gantrymq.broker.metrics.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "gantrymq.metrics_export.otlp", raising=False)
     settings = config(
         tmp_path / "store",
         metrics_exporter_type=MetricsExporterType.OTLP_GRPC,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from constants import change_constant
 from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
+from otlp_collector import collector_over_http, labels_of
 from ports import free_port
 from wait_until import until
 
@@ -27,6 +28,7 @@ from gantrymq.controller.server import Controller
 from gantrymq.controller.sqlite_store import SqliteStore
 from gantrymq.controller.state_store import Leader, StateStore, Term
 from gantrymq.errors import ConfigError, GantryError
+from gantrymq.metrics_export import MetricsExporterType
 from gantrymq.protocol.bodies.controller import BrokerReplicasInfo, SyncStateSet
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -334,13 +336,35 @@ async def test_it_tells_prometheus(tmp_path: Path) -> None:
         async with brokers(controller, None, None):
             url = f"http://127.0.0.1:{config.metrics_port}/metrics"
             text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
-        assert 'rocketmq_controller_master_broker_id{cluster="DefaultCluster",broker_set="broker-a"} 1' in text
-        assert 'rocketmq_controller_active_broker_num{cluster="DefaultCluster",broker_set="broker-a"} 2' in text
-        assert 'rocketmq_controller_election_total{election_result="new_master_elected"} 1' in text
-        assert "rocketmq_controller_is_leader 1" in text
-        assert 'gantry_job_runs_total{job="lead or follow"}' in text
+        own = f'address="{controller.leadership.me.address}",group="gantry",peer_id="n0"'
+        of_set = f'{own},cluster="DefaultCluster",broker_set="broker-a"'
+        assert f"rocketmq_controller_master_broker_id{{{of_set}}} 1" in text
+        assert f"rocketmq_controller_active_broker_num{{{of_set}}} 2" in text
+        assert f'rocketmq_controller_election_total{{{own},election_result="new_master_elected"}} 1' in text
+        assert f"rocketmq_controller_is_leader{{{own}}} 1" in text
+        assert f'gantry_job_runs_total{{{own},job="lead or follow"}}' in text
     finally:
         await controller.stop()
+
+
+async def test_it_tells_a_collector(tmp_path: Path) -> None:
+    with collector_over_http() as (target, collector):
+        config = controller_config(tmp_path)
+        config.metrics_exporter_type = MetricsExporterType.OTLP_HTTP
+        config.metrics_grpc_exporter_target = target
+        config.metric_grpc_exporter_interval_in_mills = 100
+        config.metrics_label = "zone:eu"
+        controller = Controller(config)
+        await controller.start()
+        try:
+            assert controller.metrics_port == 0
+            await until(lambda: collector.received)
+            assert collector.scope().scope.name == "controller"
+            [uptime] = collector.metrics()["rocketmq_controller_uptime"].gauge.data_points
+            address = controller.leadership.me.address
+            assert labels_of(uptime) == {"zone": "eu", "address": address, "group": "gantry", "peer_id": "n0"}
+        finally:
+            await controller.stop()
 
 
 def test_peers_say_who_it_is() -> None:

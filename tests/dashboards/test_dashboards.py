@@ -35,10 +35,11 @@ from gantrymq.console.settings import Settings
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.server import Controller
 from gantrymq.metrics import MetricsServer
+from gantrymq.metrics_export import MetricsExporterType
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.message import Message, MessageExt
-from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.store.config import StoreConfig
 

@@ -7,16 +7,18 @@ import re
 
 import grpc
 import pytest
+from otlp_collector import collector_over_http, labels_of
 from proxy_support import Rpc, message, new_topic, producer_settings
 from running_proxy import proxy_config
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import ConfigError
+from gantrymq.metrics_export import MetricsExporterType
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message
-from gantrymq.proxy.config import MetricsExporterType
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.client import RemotingClient
@@ -85,3 +87,29 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
     ):
         assert re.search(f"^{re.escape(line)}$", text.replace("\r", ""), re.MULTILINE), (line, text)
     await proxy.stop()
+
+
+async def test_a_collector_gets_them(cluster: EmbeddedCluster) -> None:
+    with collector_over_http() as (target, collector):
+        config = proxy_config(
+            cluster.name_server,
+            proxy_name="here",
+            metrics_exporter_type=MetricsExporterType.OTLP_HTTP,
+            metrics_grpc_exporter_target=target,
+            metrics_label="zone:eu",
+            metric_grpc_exporter_interval_in_mills=100,
+        )
+        proxy = Proxy(config)
+        await proxy.start()
+        assert proxy.metrics_port == 0
+        await until(lambda: collector.received)
+        [up] = collector.metrics()["rocketmq_proxy_up"].gauge.data_points
+        own = {"node_type": "proxy", "cluster": "DefaultCluster", "node_id": "here", "proxy_mode": "cluster"}
+        assert (up.as_int, labels_of(up)) == (1, {"zone": "eu"} | own)
+        await proxy.stop()
+
+
+async def test_without_a_collector(cluster: EmbeddedCluster) -> None:
+    config = proxy_config(cluster.name_server, metrics_exporter_type=MetricsExporterType.OTLP_GRPC)
+    with pytest.raises(ConfigError, match="metricsGrpcExporterTarget is missing"):
+        Proxy(config)

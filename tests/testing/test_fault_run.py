@@ -251,7 +251,8 @@ def test_a_fault_without_an_effect_is_named(faults: ModuleType) -> None:
         round_of("no file may grow", "EFBIG: save of offsets", "all jobs write again"),
     ]
     assert faults.without_effect(rounds) == ["clock ahead"]
-    tables = faults.result_tables(rounds, {"sent one by one": 100, "sent in batches": 20}, ["lost: 1"], ["disk full"])
+    figures = rounds, {"sent one by one": 100, "sent in batches": 20}, ["lost: 1"], ["disk full"]
+    tables = faults.result_tables(*figures, upgrades=False)
     assert tables["checks"]["rows"] == [
         ["faults", 4],
         ["messages sent", 120],
@@ -259,6 +260,7 @@ def test_a_fault_without_an_effect_is_named(faults: ModuleType) -> None:
         ["faults without an effect", "clock ahead"],
         ["faults that this machine cannot have", "disk full"],
     ]
+    assert faults.result_tables(*figures, upgrades=True) == {"checks during upgrades": tables["checks"]}
     assert tables["effects"]["rows"][-1] == ["no file may grow", "EFBIG: save of offsets", "all jobs write again"]
     assert tables["time without service"]["rows"][-1] == ["no file may grow", 2, 4, 1.0, 2.0, 3.0]
     assert all(len(row) == len(each["columns"]) for each in tables.values() for row in each["rows"])

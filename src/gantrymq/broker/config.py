@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from gantrymq import metrics_export
 from gantrymq.auth.address_pattern import parse_pattern
 from gantrymq.auth.config import AuthConfig
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
@@ -24,8 +25,6 @@ _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _NUMBERS = re.compile(r"[0-9.]+")
-#: The characters that a label name must not contain, as in the Prometheus exporter of OpenTelemetry.
-_NOT_IN_LABEL_NAMES = re.compile(r"^[^a-zA-Z_]|[^a-zA-Z0-9_]")
 #: Maximum number of queues of a topic on one broker, as a guard against typing errors. Java's largest topic,
 #: BenchmarkTest, has 1,024 queues.
 MAX_QUEUE_NUMS = 65_536
@@ -34,7 +33,7 @@ DEFAULT_PORT = 10911
 
 
 #: Keys with secret values, which must not be printed.
-SECRET_KEYS = frozenset({"metricsGrpcExporterHeader"})
+SECRET_KEYS = metrics_export.SECRET_KEYS
 
 
 class BrokerRole(Enum):
@@ -46,25 +45,12 @@ class BrokerRole(Enum):
     SLAVE = "SLAVE"
 
 
-class MetricsExporterType(Enum):
-    """The destination of the metrics (`MetricsExporterType`)."""
-
-    DISABLE = "DISABLE"
-    #: A page for Prometheus.
-    PROM = "PROM"
-    #: An OpenTelemetry collector, over gRPC or HTTP. Java has gRPC only.
-    OTLP_GRPC = "OTLP_GRPC"
-    OTLP_HTTP = "OTLP_HTTP"
-    #: The broker's log.
-    LOG = "LOG"
-
-
 def _default_store() -> StoreConfig:
     return StoreConfig(store_path_root_dir=Path.home() / "store")
 
 
 @dataclass
-class BrokerConfig(TlsConfig):
+class BrokerConfig(metrics_export.MetricsConfig, TlsConfig):
     """The configuration of one broker.
 
     Attributes:
@@ -219,21 +205,6 @@ class BrokerConfig(TlsConfig):
     broker_config_path: Path | None = None
     #: Port of the metrics for Prometheus, http://bindAddress:metricsPort/metrics. 0 turns them off.
     metrics_port: int = bounded(0, 0, 65535)
-    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
-    #: Port and address of the page for Prometheus if the exporter is PROM. An empty address is `bind_address`.
-    metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
-    metrics_prom_exporter_host: str = ""
-    #: Labels that are added to every metric: NAME:VALUE, separated by commas.
-    metrics_label: str = ""
-    #: Endpoint of the OTLP collector, a URL or HOST:PORT.
-    metrics_grpc_exporter_target: str = ""
-    #: Headers of the requests to the collector: NAME:VALUE, separated by commas.
-    metrics_grpc_exporter_header: str = field(default="", repr=False)
-    #: Timeout and interval of requests to the collector, in ms.
-    metric_grpc_exporter_time_out_in_mills: int = bounded(3_000, 100, DAY_MS)
-    metric_grpc_exporter_interval_in_mills: int = bounded(60_000, 100, DAY_MS)
-    #: Interval at which the exporter LOG writes metrics to the log, in ms.
-    metric_logging_exporter_interval_in_mills: int = bounded(10_000, 100, DAY_MS)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig, metadata={"key": None})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
@@ -289,12 +260,7 @@ class BrokerConfig(TlsConfig):
                 raise ConfigError(f"haAllowedAddresses: {e}") from e
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
-        exporter = self.metrics_exporter_type
-        if exporter in (MetricsExporterType.OTLP_GRPC, MetricsExporterType.OTLP_HTTP):
-            if not self.metrics_grpc_exporter_target:
-                raise ConfigError(f"metricsExporterType={exporter.value}: metricsGrpcExporterTarget is missing")
-            _ = self.metrics_headers
-        _ = self.metrics_labels
+        self.check_metrics()
         # As in `BrokerController.start`, the period is limited to 10 s to 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))
 
@@ -312,39 +278,15 @@ class BrokerConfig(TlsConfig):
     @property
     def metrics_page(self) -> tuple[str, int] | None:
         """The address and the port of the Prometheus metrics page. None if the page is off."""
-        if self.metrics_port:
-            return self.bind_address, self.metrics_port
-        if self.metrics_exporter_type is MetricsExporterType.PROM:
-            return self.metrics_prom_exporter_host or self.bind_address, self.metrics_prom_exporter_port
-        return None
+        return self.page_address(self.bind_address, self.metrics_port)
 
     @property
     def has_metrics(self) -> bool:
         """Whether the broker exports metrics."""
-        return self.metrics_page is not None or self.metrics_exporter_type is not MetricsExporterType.DISABLE
-
-    @property
-    def metrics_labels(self) -> dict[str, str]:
-        """The labels of `metrics_label`. Characters that Prometheus does not allow in a name become `_`, as in Java."""
-        labels = {}
-        for pair in filter(None, self.metrics_label.split(",")):
-            name, _, value = pair.partition(":")
-            if not name or not value or ":" in value:
-                raise ConfigError(f"metricsLabel={self.metrics_label[:200]}: NAME:VALUE, several separated by commas")
-            labels[_NOT_IN_LABEL_NAMES.sub("_", name)] = value
-        return labels
-
-    @property
-    def metrics_headers(self) -> dict[str, str]:
-        """The headers of the requests to the OTLP collector. Raises ConfigError."""
-        headers = {}
-        for pair in filter(None, self.metrics_grpc_exporter_header.split(",")):
-            name, separator, value = pair.partition(":")
-            if not separator:
-                raise ConfigError("metricsGrpcExporterHeader: NAME:VALUE, several of them separated by commas")
-            # gRPC allows lower case only.
-            headers[name.strip().lower()] = value.strip()
-        return headers
+        return (
+            self.metrics_page is not None
+            or self.metrics_exporter_type is not metrics_export.MetricsExporterType.DISABLE
+        )
 
     def set_name_servers(self, addresses: list[str]) -> None:
         """Sets the NameServers that a lookup has found."""

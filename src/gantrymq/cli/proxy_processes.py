@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from gantrymq.cli.server_processes import ServerProcesses
 from gantrymq.config import from_properties
 from gantrymq.errors import GantryError
-from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.metrics_export import MetricsExporterType
+from gantrymq.proxy.config import ProxyConfig
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.listener import bound_socket
 
@@ -70,4 +71,7 @@ class ProxyProcesses:
         config = self._config
         if config.metrics_exporter_type is MetricsExporterType.PROM and config.metrics_prom_exporter_port:
             keys["metricsPromExporterPort"] = str(config.metrics_prom_exporter_port + n)
+        elif config.has_collector:
+            # The processes have the same name, so a collector would mix their metrics.
+            keys["metricsLabel"] = f"{config.metrics_label},process:{n}"
         return json.dumps(keys)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from gantrymq import metrics_export
 from gantrymq.config import MAX_INT, property_key
 from gantrymq.errors import ConfigError
 from gantrymq.remoting import tls
@@ -14,7 +15,11 @@ from gantrymq.remoting.tls import TlsConfig
 from gantrymq.system import network
 
 #: Keys that are not shown, because they contain secrets.
-SECRET_KEYS = frozenset({"initAuthenticationUser", "innerClientAuthenticationCredentials"}) | tls.SECRET_KEYS
+SECRET_KEYS = (
+    frozenset({"initAuthenticationUser", "innerClientAuthenticationCredentials"})
+    | tls.SECRET_KEYS
+    | metrics_export.SECRET_KEYS
+)
 #: Keys that no request can change, whatever `configBlackList` contains (ControllerRequestProcessor).
 FIXED_KEYS = (
     frozenset({"configBlackList", "configStorePath", "rocketmqHome", "authenticationEnabled", "boundSignatureRequired"})
@@ -24,7 +29,7 @@ FIXED_KEYS = (
 
 
 @dataclass
-class ControllerConfig(TlsConfig):
+class ControllerConfig(metrics_export.MetricsConfig, TlsConfig):
     """A controller's configuration. Defaults and units are Java's: times are in ms, or in s if the key's name says so.
 
     Java's Raft keys identify this controller: its group, its id and, in the list of peers, its port and its address for

@@ -25,7 +25,8 @@ from gantrymq.controller.replicas import Replicas
 from gantrymq.controller.role_changes import RoleChanges
 from gantrymq.controller.sqlite_store import SqliteStore
 from gantrymq.controller.state_store import Leader, StateStore
-from gantrymq.metrics import Metric, MetricsServer
+from gantrymq.metrics import Metric
+from gantrymq.metrics_export import MetricsOutput, with_labels
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.configuration import Configuration
@@ -71,9 +72,10 @@ class Controller:
         self._file_changes = FileChanges(self.jobs)
         self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config), hooks=access.hooks)
+        page = config.page_address(config.bind_address, config.metrics_port)
+        self._metrics = MetricsOutput(config, page, self._collect, self.jobs, meter="controller")
         # Counting slows each request down slightly, so it is only done if metrics are enabled.
-        self._request_counts = RequestCounts() if config.metrics_port else None
-        self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
+        self._request_counts = RequestCounts() if self._metrics.is_used else None
         handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
             handlers,
@@ -137,9 +139,8 @@ class Controller:
             stack.push_async_callback(self._long_requests.stop)
             stack.push_async_callback(self._file_changes.stop)
             stack.push_async_callback(self._server.drain)
-            if self._request_counts is not None:
-                stack.push_async_callback(self._metrics.stop)
-                await self._metrics.start()
+            stack.push_async_callback(self._metrics.stop)
+            await self._metrics.start()
             self._expiring.start()
             stack.callback(self._expiring.cancel)
             # Starts later, so that brokers have time to reconnect after this controller has started.
@@ -184,7 +185,18 @@ class Controller:
         next_s = self.elections.look()
         return self._look_interval_s if next_s is None else min(next_s, self._look_interval_s)
 
+    @property
+    def metrics_port(self) -> int:
+        """The port for Prometheus, after `start`; 0 without a page."""
+        return self._metrics.page_port
+
     def _collect(self) -> Iterator[Metric]:
+        # The labels that Java's controllers have (`ControllerMetricsConstant`). Those of the configuration do not
+        # replace them.
+        own = {"address": self.leadership.me.address, "group": self.config.group, "peer_id": self.config.self_id}
+        return with_labels(self._metrics_without_labels(), self.config.metrics_labels | own)
+
+    def _metrics_without_labels(self) -> Iterator[Metric]:
         assert self._request_counts is not None
         now = monotonic()
         yield from collect(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gantrymq import metrics_export
 from gantrymq.client.credentials import Credentials
 from gantrymq.config import DAY_MS, MAX_INT, bounded, read_properties
 from gantrymq.errors import ConfigError
@@ -18,15 +18,8 @@ from gantrymq.remoting.tls import TlsConfig
 _HOUR_MS = 3600 * 1000
 
 
-class MetricsExporterType(Enum):
-    """The exporter of metrics (`MetricsExporterType`). Java has two more exporters."""
-
-    DISABLE = "DISABLE"
-    PROM = "PROM"
-
-
 @dataclass
-class ProxyConfig(TlsConfig):
+class ProxyConfig(metrics_export.MetricsConfig, TlsConfig):
     """The proxy's configuration. Defaults are Java's.
 
     Times are in ms unless the name has another unit. A maximum of 0 means no limit. `tls.enable` and `tls.client.*`
@@ -65,13 +58,6 @@ class ProxyConfig(TlsConfig):
     tls_server_key_password: str | None = field(default=None, repr=False, metadata={"key": "tlsKeyPassword"})
     #: File with the proxy's certificate and the certificates of its issuers, PEM.
     tls_server_cert_path: Path | None = field(default=None, metadata={"key": "tlsCertPath"})
-
-    #: PROM serves metrics for Prometheus at /metrics on metricsPromExporterPort.
-    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
-    #: Port for Prometheus. 0 selects any free port.
-    metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
-    #: The address for metricsPromExporterPort. Empty: bindAddress.
-    metrics_prom_exporter_host: str = ""
 
     #: File with one line for each call or request: time (ms), peer, client id, method, result, duration (ms).
     access_log_path: Path | None = None
@@ -196,7 +182,9 @@ class ProxyConfig(TlsConfig):
 
 
 #: Keys with secret values, which must not be printed.
-SECRET_KEYS = frozenset({"innerClientAuthenticationCredentials", "tlsKeyPassword"}) | tls.SECRET_KEYS
+SECRET_KEYS = (
+    frozenset({"innerClientAuthenticationCredentials", "tlsKeyPassword"}) | tls.SECRET_KEYS | metrics_export.SECRET_KEYS
+)
 
 
 def load_json(path: Path) -> dict[str, str]:

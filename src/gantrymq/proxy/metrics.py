@@ -35,8 +35,8 @@ class CallFigures:
 
 
 def labels_of(config: ProxyConfig) -> dict[str, str]:
-    """Returns the labels of all metrics."""
-    return {
+    """Returns the labels of all metrics. Those of the configuration do not replace the proxy's own, as in Java."""
+    return config.metrics_labels | {
         "node_type": "proxy",
         "cluster": config.proxy_cluster_name,
         "node_id": config.proxy_name or network.host_name(),

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.credentials import rpc_hooks
 from gantrymq.errors import ConfigError, GantryError
-from gantrymq.metrics import Metric, MetricsServer
+from gantrymq.metrics import Metric
+from gantrymq.metrics_export import MetricsOutput
 from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
-from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.consumer.acks import Acks
 from gantrymq.proxy.consumer.handle_signature import HandleSignatures
 from gantrymq.proxy.consumer.lite_subscriptions import LiteSubscriptionActivity
@@ -96,8 +97,10 @@ class Proxy:
 
             guard = Access(config, metadata, self.clients)
             remoting_access = RemotingAccess(config, metadata)
-        # Calls are counted only if metrics are served, because counting takes time.
-        counts = config.metrics_exporter_type is MetricsExporterType.PROM
+        page = config.page_address(config.bind_address)
+        self._metrics = MetricsOutput(config, page, self._collect, self.jobs, meter="broker-meter")
+        # Calls are counted only if metrics are exported, because counting takes time.
+        counts = self._metrics.is_used
         self._figures = CallFigures() if counts else None
         self._remoting_figures = CallFigures() if counts else None
         path = config.access_log_path
@@ -108,11 +111,6 @@ class Proxy:
             guard,
             self._figures,
             self._access_log,
-        )
-        self._metrics = MetricsServer(
-            self._collect,
-            host=config.metrics_prom_exporter_host or config.bind_address,
-            port=config.metrics_prom_exporter_port,
         )
         self.remoting = RemotingProtocolServer(
             config,
@@ -170,9 +168,8 @@ class Proxy:
             stack.push_async_callback(self._stop_servers)
             await self._server.start()
             await self.remoting.start()
-            if self._figures is not None:
-                stack.push_async_callback(self._metrics.stop)
-                await self._metrics.start()
+            stack.push_async_callback(self._metrics.stop)
+            await self._metrics.start()
             self._running = stack.pop_all()
         log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
 
@@ -182,8 +179,8 @@ class Proxy:
 
     @property
     def metrics_port(self) -> int:
-        """The port for Prometheus, after `start`."""
-        return self._metrics.port
+        """The port for Prometheus, after `start`; 0 without a page."""
+        return self._metrics.page_port
 
     def _collect(self) -> Iterator[Metric]:
         assert self._figures is not None

@@ -16,7 +16,6 @@ from gantrymq.broker.consumers import ConsumerLag
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
-from gantrymq.broker.metrics.export import metrics_export
 from gantrymq.broker.metrics.replication_metrics import replication_metrics
 from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.broker.metrics.timer_snapshot import SNAPSHOT_BOUNDS_S, TimerSnapshot
@@ -25,7 +24,8 @@ from gantrymq.broker.replication import Replication
 from gantrymq.broker.send import Deduplication
 from gantrymq.broker.tables import Client
 from gantrymq.broker.transaction import Transactions
-from gantrymq.metrics import Kind, Metric, MetricsServer, job_metrics
+from gantrymq.metrics import Kind, Metric, job_metrics
+from gantrymq.metrics_export import MetricsOutput
 from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, CONSUME_POP
 from gantrymq.protocol.codes import LanguageCode
 from gantrymq.protocol.receipt_handle import normal_topic
@@ -97,33 +97,22 @@ class BrokerMetrics(Feature):
         loop_watch.measure_requests()
         self._replication = replication
         self._acting = acting
-        page = config.metrics_page
-        self._server = MetricsServer(self.collect, host=page[0], port=page[1]) if page is not None else None
-        self._export = metrics_export(config, self.collect, context.jobs)
+        self._output = MetricsOutput(config, config.metrics_page, self.collect, context.jobs, meter="broker-meter")
 
     @property
     def page_port(self) -> int:
         """The port of the page for Prometheus; 0 without a page."""
-        return self._server.port if self._server is not None else 0
+        return self._output.page_port
 
     async def start(self) -> None:
-        """Starts the page for Prometheus and the export.
-
-        Raises GantryError if the port is in use, and MissingExtra if the export needs a package that is not installed.
-        """
-        if self._server is not None:
-            await self._server.start()
-        if self._export is not None:
-            self._export.start()
+        """Starts the output, as `MetricsOutput.start` does."""
+        await self._output.start()
         if self._config.store.timer_wheel_enable:
             self._timer_snapshot.start()
 
     async def stop(self) -> None:
         self._timer_snapshot.stop()
-        if self._export is not None:
-            await self._export.stop()
-        if self._server is not None:
-            await self._server.stop()
+        await self._output.stop()
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics of the broker."""

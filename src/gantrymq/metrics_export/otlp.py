@@ -1,11 +1,11 @@
 """OtlpExporter: sends metrics to an OpenTelemetry collector. Needs the extra `gantrymq[otel]`.
 
-The names are those of Java's broker with `metricsExporterType=OTLP_GRPC`. They lack the unit that Prometheus appends.
+The names of metrics are Java's with `metricsExporterType=OTLP_GRPC`. They lack the unit that Prometheus appends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 from gantrymq.errors import GantryError
@@ -21,10 +21,9 @@ except ImportError as e:
     raise missing("otel", "metricsExporterType=OTLP_GRPC or OTLP_HTTP", e) from e
 
 from gantrymq.metrics import Histogram, Kind, Metric
+from gantrymq.metrics_export.config import MetricsConfig, MetricsExporterType
 from gantrymq.system.clock import now_ms
 
-#: Java's name for the meter.
-_SCOPE = InstrumentationScope("broker-meter")
 #: Units that Prometheus appends to names, and that OpenTelemetry keeps in a field. Java's other names contain their
 #: unit.
 _UNITS = {"_milliseconds": "ms", "_seconds": "s"}
@@ -32,21 +31,27 @@ _BYTES = {"rocketmq_storage_size_bytes"}
 
 
 class OtlpExporter:
-    """Sends metrics to the collector at `target`: a URL, or HOST:PORT with TLS, as in Java."""
+    """Sends metrics to the collector at `metrics_grpc_exporter_target`: a URL, or HOST:PORT with TLS, as in Java.
 
-    def __init__(self, target: str, *, is_grpc: bool, headers: Mapping[str, str], timeout_s: float) -> None:
-        self._target = target
+    `meter` is the name of the instrumentation scope.
+    """
+
+    def __init__(self, config: MetricsConfig, meter: str) -> None:
+        self._target = target = config.metrics_grpc_exporter_target
         endpoint = target if target.startswith(("http://", "https://")) else f"https://{target}"
+        headers = config.metrics_headers
+        timeout_s = config.metric_grpc_exporter_time_out_in_mills / 1000
+        self._scope = InstrumentationScope(meter)
         self._started_ns = now_ms() * 1_000_000
         self._exporter: otel.MetricExporter
-        if is_grpc:
-            self._exporter = GrpcExporter(endpoint=endpoint, headers=dict(headers), timeout=timeout_s)
+        if config.metrics_exporter_type is MetricsExporterType.OTLP_GRPC:
+            self._exporter = GrpcExporter(endpoint=endpoint, headers=headers, timeout=timeout_s)
         else:
-            self._exporter = HttpExporter(endpoint=endpoint, headers=dict(headers), timeout=timeout_s)
+            self._exporter = HttpExporter(endpoint=endpoint, headers=headers, timeout=timeout_s)
 
     def export(self, metrics: list[Metric]) -> None:
         """Sends the current values. Raises GantryError if the collector does not accept them."""
-        scope = otel.ScopeMetrics(_SCOPE, list(self._converted(metrics)), "")
+        scope = otel.ScopeMetrics(self._scope, list(self._converted(metrics)), "")
         data = otel.MetricsData([otel.ResourceMetrics(Resource.get_empty(), [scope], "")])
         if self._exporter.export(data) is not otel.MetricExportResult.SUCCESS:
             raise GantryError(f"the collector {self._target} (metricsGrpcExporterTarget) does not accept the metrics")
