@@ -35,8 +35,10 @@ class BlockingConnection:
         self.beside = beside
         self._take_responses = take_responses
         self._socket = network.connect(*parse_address(beside.address), CONNECT_TIMEOUT_S)
-        self._timeout_ms = 0
-        self._used = monotonic()
+        #: Timeout of the current request, and timeout of the socket's calls; in ms.
+        self._timeout_ms = self._socket_timeout_ms = 0
+        #: End of the current request's timeout, or the time of the last response; in seconds.
+        self._deadline = self._used = monotonic()
         self._is_closed = False
         #: Guards the file descriptor, which another file can get after the close.
         self._lock = threads.Lock()
@@ -57,9 +59,11 @@ class BlockingConnection:
     def send_frame(self, frame: bytes, opaque: int, timeout_ms: int, waiting: Waiting) -> None:
         """Keeps a request for `exchange`."""
         self._frame, self._waiting = frame, waiting
-        if timeout_ms != self._timeout_ms:
+        self._deadline = monotonic() + timeout_ms / 1000
+        self._timeout_ms = timeout_ms
+        if timeout_ms != self._socket_timeout_ms:
             network.set_timeout(self._socket, timeout_ms)
-            self._timeout_ms = timeout_ms
+            self._socket_timeout_ms = timeout_ms
 
     def exchange(self) -> bool:
         """Sends the request and waits for its response, or sets its error. Returns whether the connection is open.
@@ -74,9 +78,12 @@ class BlockingConnection:
                 if not data:
                     raise ConnectionLost(f"the connection with {address} was closed before the answer", address)
                 self._receive(data)
+                if self._waiting is not None:
+                    # A part of a response must not extend the timeout.
+                    self._limit_next_receive()
             self._used = monotonic()
             return True
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             error: Exception = RequestTimeout(f"{address} did not answer in {self._timeout_ms} ms", address)
         except ConnectionLost as e:
             error = e
@@ -89,6 +96,13 @@ class BlockingConnection:
         if waiting is not None:
             waiting.set_exception(error)
         return False
+
+    def _limit_next_receive(self) -> None:
+        left_ms = int(1000 * (self._deadline - monotonic()))
+        if left_ms <= 0:
+            raise BlockingIOError
+        network.set_timeout(self._socket, left_ms)
+        self._socket_timeout_ms = left_ms
 
     def _receive(self, data: bytes) -> None:
         if not self._reader.frame_length:

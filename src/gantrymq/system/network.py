@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from contextlib import suppress
 from os import getpid as process_id
 from socket import MSG_PEEK, SHUT_RD, SOCK_STREAM
@@ -62,12 +63,17 @@ def connect(host: str, port: int, timeout_s: float) -> Socket:
 
 
 def set_timeout(sock: Socket, timeout_ms: int) -> None:
-    """Limits each receive and send of a blocking socket, which then raises BlockingIOError.
+    """Limits each receive and send of a blocking socket, which then raises BlockingIOError (TimeoutError on Windows).
 
-    With `Socket.settimeout`, each call would need a second system call.
+    With `Socket.settimeout`, each call would need a second system call. The system takes a timeout of 0 for none, so
+    the least timeout is 1 ms.
     """
-    # A `struct timeval`.
-    value = struct.pack("@ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
+    timeout_ms = max(timeout_ms, 1)
+    if sys.platform == "win32":
+        value = struct.pack("@L", timeout_ms)
+    else:
+        # A `struct timeval`.
+        value = struct.pack("@ll", timeout_ms // 1000, timeout_ms % 1000 * 1000)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 

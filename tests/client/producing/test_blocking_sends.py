@@ -243,6 +243,29 @@ async def test_a_response_can_arrive_in_parts(monkeypatch: pytest.MonkeyPatch) -
     assert len(broker.sent) == 2
 
 
+async def test_a_response_in_parts_does_not_extend_the_timeout() -> None:
+    broker = Broker()
+
+    def trickle(connection: Connection) -> None:
+        frame = RemotingCommand.response().encode()
+        transport = connection._transport
+        assert transport is not None
+
+        def write_byte(n: int) -> None:
+            if not connection.is_closed:
+                transport.write(frame[n : n + 1])
+                asyncio.get_running_loop().call_later(0.05, write_byte, n + 1)
+
+        write_byte(0)
+
+    async with connected(broker) as producer:
+        broker.answers = [trickle]
+        with pytest.raises(SendOutcomeUnknown, match="did not answer in 300 ms"):
+            async with asyncio.timeout(30):
+                await asyncio.to_thread(send, producer, timeout=0.3)
+        await until(lambda: broker.connections[0].is_closed)
+
+
 async def test_faults_are_recorded() -> None:
     brokers = Broker("a"), Broker("b")
     async with connected(*brokers) as producer:

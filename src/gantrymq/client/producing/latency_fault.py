@@ -57,7 +57,11 @@ class FaultItem:
 
 
 class LatencyFaults:
-    """The brokers to avoid. `items` is keyed by broker name; a broker without an item has had no send."""
+    """The brokers to avoid. `items` is keyed by broker name; a broker without an item has had no send.
+
+    Two threads may use it at the same time (`BlockingSends`). No method iterates over `items` itself, and each change of
+    a counter is one statement without a call, which the GIL does not interrupt.
+    """
 
     def __init__(self) -> None:
         self.items: dict[str, FaultItem] = {}
@@ -97,10 +101,7 @@ class LatencyFaults:
             item.start_ms = max(item.start_ms, now_ms + duration)
 
     def _item(self, broker: str) -> FaultItem:
-        item = self.items.get(broker)
-        if item is None:
-            item = self.items[broker] = FaultItem()
-        return item
+        return self.items.setdefault(broker, FaultItem())
 
     def is_available(self, broker: str, now_ms: int) -> bool:
         item = self.items.get(broker)
@@ -138,7 +139,7 @@ class LatencyFaults:
 
     def due(self, now_ms: int) -> list[str]:
         """Returns the brokers to probe now. Each of them is due again after DETECT_INTERVAL_MS."""
-        names = [broker for broker, item in self.items.items() if now_ms >= item.check_ms]
+        names = [broker for broker, item in list(self.items.items()) if now_ms >= item.check_ms]
         for broker in names:
             self.items[broker].check_ms = now_ms + DETECT_INTERVAL_MS
         return names
