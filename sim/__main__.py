@@ -11,7 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sim import system
+#: Fixed hash seed: sets have the same order in every run. UTC: message ids count from the same midnight.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
+
+# Before the imports, which take most of the time of a short run.
+if __name__ == "__main__" and not _ENVIRONMENT.items() <= os.environ.items():
+    os.execve(sys.executable, [sys.executable, "-m", "sim", *sys.argv[1:]], os.environ | _ENVIRONMENT)
+
+from sim import system  # noqa: E402
 
 system.install()
 
@@ -22,8 +29,6 @@ from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, Run, run_seed  # noqa: E402
 from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
-#: Fixed hash seed: sets have the same order in every run. UTC: message ids count from the same midnight.
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 _BENCH = Path(__file__).parent.parent / "bench"
 #: A line of progress appears after this many seeds.
 _PROGRESS_SEEDS = 500
@@ -166,6 +171,4 @@ def _many(seeds: range, jobs: int, results: Results, put_run: PutRun, *, stop_at
 
 
 if __name__ == "__main__":
-    if not _ENVIRONMENT.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "sim", *sys.argv[1:]], os.environ | _ENVIRONMENT)
     sys.exit(main())

@@ -598,9 +598,14 @@ def patched(bug: Planted) -> str:
 
 
 def plant(bug: Planted, directory: Path) -> None:
-    """Copies the package into a directory and plants the bug in the copy."""
+    """Copies the package into a directory and plants the bug in the copy.
+
+    The bytecode is copied, too: without it, each process compiles the package, which takes longer than a run. Python
+    compiles the changed file anyway, because its modification time differs.
+    """
     text = patched(bug)
-    shutil.copytree(_PACKAGE, directory / "gantrymq", ignore=shutil.ignore_patterns("__pycache__"))
+    # Other processes may be writing bytecode, at first into temporary files.
+    shutil.copytree(_PACKAGE, directory / "gantrymq", ignore=shutil.ignore_patterns("*.pyc.*"))
     (directory / "gantrymq" / bug.file).write_text(text)
 
 

@@ -48,7 +48,8 @@ class RouteRenewal:
         self._routes = routes
         self._failure_log = failure_log
         self._stale: dict[str, _Stale] = {}
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        #: The waiting calls by topic. In order, so that calls continue in the order in which they began.
+        self._waiters: dict[str, dict[asyncio.Future[None], None]] = {}
         self._job = Repeating("the renewal of stale routes", self._renew, after_error_s=SHORTEST_PAUSE_S)
         routes.watch(self._changed)
 
@@ -70,12 +71,12 @@ class RouteRenewal:
     async def change(self, topic: str, timeout_s: float) -> None:
         """Waits until the topic's route has changed, for at most `timeout_s` seconds."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiters = self._waiters.setdefault(topic, set())
-        waiters.add(waiter)
+        waiters = self._waiters.setdefault(topic, {})
+        waiters[waiter] = None
         try:
             await asyncio.wait([waiter], timeout=timeout_s)
         finally:
-            waiters.discard(waiter)
+            waiters.pop(waiter, None)
             if not waiters and self._waiters.get(topic) is waiters:
                 del self._waiters[topic]
 
