@@ -59,8 +59,8 @@ class FaultItem:
 class LatencyFaults:
     """The brokers to avoid. `items` is keyed by broker name; a broker without an item has had no send.
 
-    Two threads may use it at the same time (`BlockingSends`). No method iterates over `items` itself, and each change of
-    a counter is one statement without a call, which the GIL does not interrupt.
+    Two threads may use it at the same time (`BlockingSends`). No method iterates over `items` itself. Each change of a
+    counter is one statement without a call, which the GIL does not interrupt.
     """
 
     def __init__(self) -> None:
