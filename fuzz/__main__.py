@@ -22,6 +22,7 @@ from fuzz.targets import TARGETS
 _ROOT = Path(__file__).parent.parent
 _RUST = _ROOT / "native" / "fuzz"
 _BENCH = _ROOT / "bench"
+_COLUMNS = ["target", "inputs", "CPU time, s", "findings"]
 
 
 def main() -> int:
@@ -55,15 +56,19 @@ def main() -> int:
             parser.error("the targets rust:* need cargo-fuzz and a nightly toolchain: cargo install cargo-fuzz")
         print("the targets rust:* are skipped: they need cargo-fuzz (cargo install cargo-fuzz)", file=sys.stderr)
         names = [name for name in names if name not in rust]
+    files = _result_files()
     try:
-        put_run = _result_files().recorder(options.out, "./dev fuzz", ["target", "inputs", "CPU time, s", "findings"])
+        put_run = files.recorder(options.out, "./dev fuzz", [*_COLUMNS, "commit"])
+        earlier = _rows(files.read_result(options.out)) if options.out else {}
     except (OSError, ValueError) as e:
         parser.error(f"--out: {e}")
     seconds = options.minutes * 60 / len(names)
     python = [name for name in names if name not in rust]
     with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as processes:
         rows = list(processes.map(partial(run_target, seconds=seconds, seed=options.seed), python))
-    put_run("fuzz", rows)
+    commit = files.commit()
+    latest = earlier | {row[0]: [*row, commit] for row in rows}
+    put_run("fuzz", [latest[name] for name in TARGETS if name in latest])
     found = any(row[-1] for row in rows)
     for name in rust:
         if name in names:
@@ -78,6 +83,11 @@ def _result_files() -> Any:
         return importlib.import_module("result_files")
     finally:
         sys.path.pop(0)
+
+
+def _rows(result: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns the rows of a result file by target. A run replaces only the rows of its own targets."""
+    return {row[0]: row for run in result["runs"] if run["name"] == "fuzz" for row in run["rows"]}
 
 
 def _has_cargo_fuzz() -> bool:

@@ -37,15 +37,19 @@ def test_findings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_has_a_result_file(tmp_path: Path) -> None:
+    """A run replaces the rows of its own targets."""
     path = tmp_path / "fuzz.json"
+    rows = [["headers", 0, 0.1, 1, "earlier"], ["frames", 7, 0.1, 0, "earlier"]]
+    path.write_text(json.dumps({"runs": [{"name": "fuzz", "rows": rows}]}))
     command = [sys.executable, "-m", "fuzz", "headers", "properties", "--minutes", "0.01", "--out", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     [run] = json.loads(path.read_text())["runs"]
     assert (run["name"], run["program"]) == ("fuzz", "./dev fuzz")
-    assert [(name, cases > 0, findings) for name, cases, _, findings in run["rows"]] == [
-        ("headers", True, 0),
-        ("properties", True, 0),
+    assert [(name, cases > 0, findings, commit == "earlier") for name, cases, _, findings, commit in run["rows"]] == [
+        ("frames", True, 0, True),
+        ("properties", True, 0, False),
+        ("headers", True, 0, False),
     ]
 
 
