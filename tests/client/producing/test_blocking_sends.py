@@ -18,6 +18,7 @@ from wait_until import until, wait_until
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing import send_attempt, send_command
+from gantrymq.client.producing.latency_fault import LatencyFaults
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, ClientError, IllegalMessage, SendOutcomeUnknown, ThreadDied
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -61,6 +62,13 @@ def keep_silent(connection: Connection) -> None:
 
 def send(producer: SyncProducer, message: Message = MESSAGE, timeout: float = TIMEOUT_S) -> SendStatus:
     return producer.send(message, timeout=timeout).status
+
+
+def faults_of(producer: SyncProducer) -> LatencyFaults:
+    sends = blocking_sends(producer)._sends
+    assert sends is not None
+    assert sends.sender.faults is not None
+    return sends.sender.faults
 
 
 @asynccontextmanager
@@ -271,8 +279,7 @@ async def test_faults_are_recorded() -> None:
     async with connected(*brokers) as producer:
         for _ in range(8):
             await asyncio.to_thread(send, producer)
-        faults = blocking_sends(producer)._sends.sender.faults
-        assert faults is not None
+        faults = faults_of(producer)
         assert {name: item.under_way for name, item in faults.items.items()} == {"a": 0, "b": 0}
     assert all(broker.sent for broker in brokers)
 
@@ -314,8 +321,7 @@ def test_an_interrupted_send_leaves_nothing() -> None:
             interrupting.join()
             signal.signal(signal.SIGUSR1, before)
         wait_until(lambda: broker.connections[0].is_closed)
-        faults = blocking_sends(producer)._sends.sender.faults
-        assert faults is not None
+        faults = faults_of(producer)
         assert faults.items["broker"].under_way == 0
         # The next send has a new connection.
         assert send(producer) is SendStatus.SEND_OK

@@ -59,7 +59,9 @@ class BlockingSends:
     """The sends of one thread at a time. `new_sends` creates the `DirectSends` that write to these connections."""
 
     def __init__(self, new_sends: Callable[[WriterTo], DirectSends]) -> None:
-        self._sends = new_sends(self._writer_to)
+        self._new_sends = new_sends
+        #: Created by the first send, because most producers send in the event loop only.
+        self._sends: DirectSends | None = None
         #: Connections by the address of their broker.
         self._connections: dict[str, BlockingConnection] = {}
         #: Locked by the thread that sends.
@@ -87,6 +89,8 @@ class BlockingSends:
 
     def _send(self, message: Message, timeout_ms: int) -> SendResult | SendAttempt | None:
         sends, outcome = self._sends, _Outcome()
+        if sends is None:
+            sends = self._sends = self._new_sends(self._writer_to)
         attempt = sends.begin(message, timeout_ms, outcome)
         if attempt is None:
             return None
