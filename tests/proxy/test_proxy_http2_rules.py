@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 from transports import Keeping, Swallowing
@@ -16,6 +17,7 @@ from gantrymq.proxy.http2.connection import Http2Connection
 from gantrymq.proxy.http2.frames import ErrorCode
 from gantrymq.proxy.http2.hpack import HpackDecoder, literal
 from gantrymq.proxy.http2.limits import Limits
+from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.proxy.http2.request_fields import Fields
 from gantrymq.proxy.http2.stream import Http2Stream
 from gantrymq.remoting.incomplete_input import IncompleteInputs
@@ -339,8 +341,19 @@ async def test_a_request_that_is_not_grpc(size: int) -> None:
 # -- incomplete inputs and time slices ---------------------------------------------------------------------------------
 
 
+class WholeReads(ReadSlices):
+    """Handles each read at once, even if the machine is busy."""
+
+    def begin(self, now: float) -> float:
+        return inf
+
+    def ended(self, seconds: float) -> None:
+        pass
+
+
 def connection_with(inputs: IncompleteInputs) -> tuple[Http2Connection, Swallowing]:
-    connection = Http2Connection(lambda stream, fields: None, Limits(incomplete=inputs), lambda _: None, lambda _: None)
+    limits = Limits(incomplete=inputs, slices=WholeReads())
+    connection = Http2Connection(lambda stream, fields: None, limits, lambda _: None, lambda _: None)
     transport = Swallowing()
     connection.connection_made(transport)
     return connection, transport
