@@ -22,7 +22,6 @@ from fuzz.targets import TARGETS
 _ROOT = Path(__file__).parent.parent
 _RUST = _ROOT / "native" / "fuzz"
 _BENCH = _ROOT / "bench"
-_COLUMNS = ["target", "inputs", "CPU time, s", "findings"]
 
 
 def main() -> int:
@@ -58,16 +57,18 @@ def main() -> int:
         names = [name for name in names if name not in rust]
     files = _result_files()
     try:
-        put_run = files.recorder(options.out, "./dev fuzz", [*_COLUMNS, "commit"])
-        earlier = _rows(files.read_result(options.out)) if options.out else {}
+        columns = ["target", "inputs", "CPU time, s", "findings", "commit"]
+        put_run = files.recorder(options.out, "./dev fuzz", columns)
+        latest = _rows(files.read_result(options.out)) if options.out else {}
     except (OSError, ValueError) as e:
         parser.error(f"--out: {e}")
+    # Without a result file, a checkout is not necessary.
+    commit = files.commit() if options.out else ""
     seconds = options.minutes * 60 / len(names)
     python = [name for name in names if name not in rust]
     with ProcessPoolExecutor(options.jobs, max_tasks_per_child=1) as processes:
         rows = list(processes.map(partial(run_target, seconds=seconds, seed=options.seed), python))
-    commit = files.commit()
-    latest = earlier | {row[0]: [*row, commit] for row in rows}
+    latest |= {row[0]: [*row, commit] for row in rows}
     put_run("fuzz", [latest[name] for name in TARGETS if name in latest])
     found = any(row[-1] for row in rows)
     for name in rust:

@@ -5,7 +5,7 @@ It records sends, gives scripted responses, and can send the requests of a broke
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -118,6 +118,22 @@ class ProducerBroker:
         if self.answer is ResponseCode.SUCCESS:
             return RemotingCommand.response(fields={"offset": "0"})
         return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, "as scripted")
+
+
+class AnsweringBroker(ProducerBroker):
+    """Responds to sends with the `answers` in turn, then with success."""
+
+    def __init__(self, name: str = "broker") -> None:
+        super().__init__(name)
+        self.answers: list[Callable[[Connection], RemotingCommand | None]] = []
+
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        answer = super()._send(connection, request)
+        return self.answers.pop(0)(connection) if self.answers else answer
+
+
+def keep_silent(connection: Connection) -> None:
+    """Sends no response."""
 
 
 @asynccontextmanager

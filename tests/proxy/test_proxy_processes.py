@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from otlp_collector import collector_over_http, labels_of
 from proxy_support import Rpc, message, new_topic
 from wait_until import until
 
@@ -49,6 +50,27 @@ async def test_one_that_dies_is_replaced(processes: ProxyProcesses, admin: Admin
     await until(lambda: processes.pids.get(0) not in (None, before[0]))
     assert processes.pids[1] == before[1]
     assert await send(processes.address, topic) == pb.OK
+
+
+async def test_a_collector_can_tell_them_apart(cluster: EmbeddedCluster) -> None:
+    with collector_over_http() as (target, collector):
+        metrics = {
+            "metricsExporterType": "OTLP_HTTP",
+            "metricsGrpcExporterTarget": target,
+            "metricGrpcExporterIntervalInMills": "100",
+        }
+        processes = ProxyProcesses(properties(cluster, **metrics), 2)
+        await processes.start()
+        seen: set[str] = set()
+
+        async def are_both_seen() -> bool:
+            if collector.received:
+                [up] = collector.metrics()["rocketmq_proxy_up"].gauge.data_points
+                seen.add(labels_of(up)["process"])
+            return seen == {"0", "1"}
+
+        await until(are_both_seen)
+        await processes.stop()
 
 
 async def test_they_end_together(cluster: EmbeddedCluster) -> None:

@@ -283,10 +283,7 @@ class BrokerConfig(metrics_export.MetricsConfig, TlsConfig):
     @property
     def has_metrics(self) -> bool:
         """Whether the broker exports metrics."""
-        return (
-            self.metrics_page is not None
-            or self.metrics_exporter_type is not metrics_export.MetricsExporterType.DISABLE
-        )
+        return self.metrics_page is not None or self.has_exporter
 
     def set_name_servers(self, addresses: list[str]) -> None:
         """Sets the NameServers that a lookup has found."""

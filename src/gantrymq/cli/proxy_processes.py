@@ -69,9 +69,10 @@ class ProxyProcesses:
             "sharedPorts": "true",
         }
         config = self._config
-        if config.metrics_exporter_type is MetricsExporterType.PROM and config.metrics_prom_exporter_port:
-            keys["metricsPromExporterPort"] = str(config.metrics_prom_exporter_port + n)
-        elif config.has_collector:
-            # The processes have the same name, so a collector would mix their metrics.
-            keys["metricsLabel"] = f"{config.metrics_label},process:{n}"
+        if config.metrics_exporter_type is MetricsExporterType.PROM:
+            if config.metrics_prom_exporter_port:
+                keys["metricsPromExporterPort"] = str(config.metrics_prom_exporter_port + n)
+        elif config.has_exporter:
+            # The processes have the same name, so a collector or the log would mix their metrics.
+            keys["metricsLabel"] = f"{config.metrics_label},process:{n}".removeprefix(",")
         return json.dumps(keys)

@@ -63,7 +63,7 @@ class MetricsConfig:
 
     @property
     def has_exporter(self) -> bool:
-        """Whether there is an exporter, also for the page of Prometheus."""
+        """Whether the metrics go anywhere because of `metrics_exporter_type`."""
         return self.metrics_exporter_type is not MetricsExporterType.DISABLE
 
     @property

@@ -37,8 +37,10 @@ class BlockingConnection:
         self._socket = network.connect(*parse_address(beside.address), CONNECT_TIMEOUT_S)
         #: Timeout of the current request, and timeout of the socket's calls; in ms.
         self._timeout_ms = self._socket_timeout_ms = 0
-        #: End of the current request's timeout, or the time of the last response; in seconds.
-        self._deadline = self._used = monotonic()
+        #: End of the current request's timeout, in seconds.
+        self._deadline = 0.0
+        #: Time of the last response or of the connect, in seconds.
+        self._used = monotonic()
         self._is_closed = False
         #: Guards the file descriptor, which another file can get after the close.
         self._lock = threads.Lock()
@@ -100,7 +102,7 @@ class BlockingConnection:
     def _limit_next_receive(self) -> None:
         left_ms = int(1000 * (self._deadline - monotonic()))
         if left_ms <= 0:
-            raise BlockingIOError
+            raise TimeoutError
         network.set_timeout(self._socket, left_ms)
         self._socket_timeout_ms = left_ms
 

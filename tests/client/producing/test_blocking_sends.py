@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import FrameType
 
 import pytest
 from internals import blocking_sends
 from native_code import BOTH, use_python
-from scripted_producer import ProducerBroker, Sent, scripted_cluster
+from scripted_producer import AnsweringBroker, Sent, keep_silent, scripted_cluster
 from wait_until import until, wait_until
 
 from gantrymq.background.loop_thread import LoopThread
@@ -42,22 +42,16 @@ def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         use_python(monkeypatch, send_command)
 
 
-class Broker(ProducerBroker):
-    """Responds to sends with the `answers` in turn, then with success. `connections` are those of all sends."""
+class Broker(AnsweringBroker):
+    """Keeps the connection of each send in `connections`."""
 
     def __init__(self, name: str = "broker") -> None:
         super().__init__(name)
-        self.answers: list[Callable[[Connection], RemotingCommand | None]] = []
         self.connections: list[Connection] = []
 
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.connections.append(connection)
-        answer = super()._send(connection, request)
-        return self.answers.pop(0)(connection) if self.answers else answer
-
-
-def keep_silent(connection: Connection) -> None:
-    """Sends no response."""
+        return super()._send(connection, request)
 
 
 def send(producer: SyncProducer, message: Message = MESSAGE, timeout: float = TIMEOUT_S) -> SendStatus:
@@ -86,6 +80,14 @@ async def connected(*brokers: Broker) -> AsyncIterator[SyncProducer]:
             yield producer
         finally:
             await asyncio.to_thread(producer.close)
+
+
+async def begin_send(broker: Broker, producer: SyncProducer) -> asyncio.Task[SendStatus]:
+    """Returns the send of another thread, to which the broker does not respond."""
+    broker.answers = [keep_silent]
+    sending = asyncio.create_task(asyncio.to_thread(send, producer))
+    await until(lambda: len(broker.sent) == 1)
+    return sending
 
 
 async def test_a_thread_has_a_connection_of_its_own() -> None:
@@ -143,9 +145,7 @@ async def test_a_send_times_out() -> None:
 async def test_other_threads_use_the_event_loop() -> None:
     broker = Broker()
     async with connected(broker) as producer:
-        broker.answers = [keep_silent]
-        waiting = asyncio.create_task(asyncio.to_thread(send, producer))
-        await until(lambda: len(broker.sent) == 1)
+        waiting = await begin_send(broker, producer)
         assert await asyncio.to_thread(send, producer) is SendStatus.SEND_OK
         assert broker.connections[1] is broker.connection
         broker.connections[0].abort()
@@ -167,9 +167,7 @@ async def test_invalid_calls_raise_in_the_callers_thread() -> None:
 async def test_a_close_ends_the_send_of_another_thread() -> None:
     broker = Broker()
     async with connected(broker) as producer:
-        broker.answers = [keep_silent]
-        sending = asyncio.create_task(asyncio.to_thread(send, producer))
-        await until(lambda: len(broker.sent) == 1)
+        sending = await begin_send(broker, producer)
         await asyncio.to_thread(producer.close)
         with pytest.raises((ClientClosed, SendOutcomeUnknown)):
             await sending
@@ -179,9 +177,7 @@ async def test_a_close_ends_the_send_of_another_thread() -> None:
 async def test_a_dead_thread_ends_the_send_of_another_thread() -> None:
     broker = Broker()
     async with connected(broker) as producer:
-        broker.answers = [keep_silent]
-        sending = asyncio.create_task(asyncio.to_thread(send, producer))
-        await until(lambda: len(broker.sent) == 1)
+        sending = await begin_send(broker, producer)
 
         def die() -> None:
             raise SystemExit
@@ -282,6 +278,17 @@ async def test_faults_are_recorded() -> None:
         faults = faults_of(producer)
         assert {name: item.under_way for name, item in faults.items.items()} == {"a": 0, "b": 0}
     assert all(broker.sent for broker in brokers)
+
+
+async def test_unused_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Broker("a"), Broker("b")
+    async with connected(*brokers) as producer:
+        while not all(broker.connections for broker in brokers):
+            await asyncio.to_thread(send, producer)
+        unused = [broker.connections[-1] for broker in brokers]
+        monkeypatch.setattr(blocking_connection, "IDLE_S", 0.0)
+        await asyncio.to_thread(send, producer)
+        await until(lambda: all(connection.is_closed for connection in unused))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from scripted_producer import ProducerBroker, scripted_cluster
+from scripted_producer import AnsweringBroker, keep_silent, scripted_cluster
 from wait_until import until
 
 from gantrymq.background.loop_thread import LoopThread
@@ -32,22 +32,6 @@ MESSAGE = Message("topic", b"body")
 TIMEOUT_S = 60.0
 
 
-class Broker(ProducerBroker):
-    """Responds to sends with the `answers` in turn, then with success."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers: list[Callable[[Connection], RemotingCommand | None]] = []
-
-    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        answer = super()._send(connection, request)
-        return self.answers.pop(0)(connection) if self.answers else answer
-
-
-def keep_silent(connection: Connection) -> None:
-    """Sends no response."""
-
-
 def send(producer: SyncProducer, message: Message = MESSAGE) -> SendStatus:
     return producer.send(message, timeout=TIMEOUT_S).status
 
@@ -57,7 +41,7 @@ async def sender_of(producer: Producer) -> Sender:
 
 
 @asynccontextmanager
-async def connected(broker: Broker) -> AsyncIterator[SyncProducer]:
+async def connected(broker: AnsweringBroker) -> AsyncIterator[SyncProducer]:
     """Yields a producer with a route and a connection."""
     async with scripted_cluster(broker) as address:
         producer = SyncProducer(Producer(address, "producers"))
@@ -71,7 +55,7 @@ async def connected(broker: Broker) -> AsyncIterator[SyncProducer]:
 
 
 async def test_each_thread_gets_its_results_in_order() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         results: dict[int, list[str]] = {}
 
@@ -88,7 +72,7 @@ async def test_each_thread_gets_its_results_in_order() -> None:
 
 
 async def test_a_failed_attempt_is_repeated() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [Connection.abort, lambda connection: RemotingCommand.response(ResponseCode.SYSTEM_BUSY)]
         assert await asyncio.to_thread(send, producer) is SendStatus.SEND_OK
@@ -97,7 +81,7 @@ async def test_a_failed_attempt_is_repeated() -> None:
 
 
 async def test_errors_are_raised_in_the_callers_thread() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         with pytest.raises(IllegalMessage):
             await asyncio.to_thread(send, producer, Message("topic", b""))
@@ -108,7 +92,7 @@ async def test_errors_are_raised_in_the_callers_thread() -> None:
 
 
 async def test_a_close_ends_pending_sends() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [keep_silent]
         sending = asyncio.create_task(asyncio.to_thread(send, producer))
@@ -121,7 +105,7 @@ async def test_a_close_ends_pending_sends() -> None:
 
 
 async def test_a_cancelled_send_leaves_nothing() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with scripted_cluster(broker) as address:
         producer = Producer(address, "producers")
         with LoopThread("test", producer.close) as thread:
@@ -146,7 +130,7 @@ async def test_a_cancelled_send_leaves_nothing() -> None:
 
 
 async def test_waiting_calls_are_sent_in_order() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with scripted_cluster(broker) as address:
         producer = Producer(address, "producers")
         with LoopThread("test", producer.close) as thread:
@@ -177,7 +161,7 @@ class InterruptedThread(LoopThread):
 
 
 async def test_an_interrupted_call_does_not_stop_those_of_other_threads() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with scripted_cluster(broker) as address:
         producer = Producer(address, "producers")
         with InterruptedThread("test", producer.close) as thread:
@@ -266,7 +250,7 @@ def test_a_cancelled_call_has_no_result() -> None:
 
 
 async def test_the_sends_of_a_stopped_thread_are_cancelled() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with scripted_cluster(broker) as address:
         producer = Producer(address, "producers")
         with LoopThread("test", producer.close) as thread:

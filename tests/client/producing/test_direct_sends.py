@@ -12,7 +12,7 @@ from internals import direct_sends
 from msgspec.structs import replace
 from native_code import BOTH, use_python
 from scripted import ScriptedNameServer, route_over, serving
-from scripted_producer import ProducerBroker, producer_over
+from scripted_producer import AnsweringBroker, keep_silent, producer_over
 from wait_until import until
 
 from gantrymq.client.broker_api import SendResult, SendStatus
@@ -48,20 +48,8 @@ def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         use_python(monkeypatch, send_command)
 
 
-class Broker(ProducerBroker):
-    """Responds to sends with the `answers` in turn, then with success."""
-
-    def __init__(self, name: str = "broker") -> None:
-        super().__init__(name)
-        self.answers: list[Callable[[Connection], RemotingCommand | None]] = []
-
-    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        answer = super()._send(connection, request)
-        return self.answers.pop(0)(connection) if self.answers else answer
-
-
 @asynccontextmanager
-async def connected(*brokers: Broker, **options: Any) -> AsyncIterator[Producer]:
+async def connected(*brokers: AnsweringBroker, **options: Any) -> AsyncIterator[Producer]:
     """Yields a producer with a route and open connections, so that its sends are direct."""
     async with producer_over(*brokers, **options) as producer:
         for _ in range(4 * len(brokers)):
@@ -85,10 +73,6 @@ def drop(connection: Connection) -> None:
     connection.abort()
 
 
-def keep_silent(connection: Connection) -> None:
-    """Sends no response."""
-
-
 def damaged(connection: Connection) -> RemotingCommand:
     return RemotingCommand.response(fields={"msgId": "0" * 32, "queueId": "many", "queueOffset": "0"})
 
@@ -105,14 +89,14 @@ def limited(connection: Connection) -> RemotingCommand:
     return RemotingCommand.response(ResponseCode.SYSTEM_BUSY, "as scripted", fields={RETRY_AFTER_FIELD: "20"})
 
 
-def pending(producer: Producer, broker: Broker) -> int:
+def pending(producer: Producer, broker: AnsweringBroker) -> int:
     connection = producer.client.remoting.open_connection(broker.address)
     assert connection is not None
     return len(connection.pending)
 
 
 async def test_the_result_is_that_of_other_sends() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         direct = await producer.send(Message("topic", b"direct", tags="t", keys="k"), timeout=TIMEOUT_S)
         other = await producer.send(
@@ -130,7 +114,7 @@ async def test_the_result_is_that_of_other_sends() -> None:
 
 
 async def test_requests_have_the_order_of_the_calls() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         # A message with a flag is not direct.
         messages = [Message("topic", b"%d" % n, flag=n % 2) for n in range(20)]
@@ -144,7 +128,7 @@ async def test_requests_have_the_order_of_the_calls() -> None:
 async def test_no_answer_that_can_be_read_means_perhaps(
     answer: Callable[[Connection], RemotingCommand | None], cause: type[GantryError]
 ) -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [answer] * 3
         with pytest.raises(SendOutcomeUnknown, match="may be stored on broker") as failed:
@@ -155,7 +139,7 @@ async def test_no_answer_that_can_be_read_means_perhaps(
 
 
 async def test_a_failed_attempt_is_repeated_with_the_same_id() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [drop, damaged]
         message = Message("topic", b"body", keys="k")
@@ -168,7 +152,7 @@ async def test_a_failed_attempt_is_repeated_with_the_same_id() -> None:
 
 
 async def test_a_busy_broker_is_followed_by_another() -> None:
-    brokers = [Broker("a"), Broker("b")]
+    brokers = [AnsweringBroker("a"), AnsweringBroker("b")]
     async with connected(*brokers) as producer:
         for broker in brokers:
             broker.answers = [busy]
@@ -180,7 +164,7 @@ async def test_a_busy_broker_is_followed_by_another() -> None:
 
 
 async def test_a_refused_message_is_not_repeated() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [refuse]
         with pytest.raises(BrokerError, match="as scripted"):
@@ -189,7 +173,7 @@ async def test_a_refused_message_is_not_repeated() -> None:
 
 
 async def test_it_waits_for_a_rate_limit() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker, retry_times=0) as producer:
         broker.answers = [limited, limited]
         assert (await producer.send(MESSAGE, timeout=TIMEOUT_S)).status is SendStatus.SEND_OK
@@ -197,7 +181,7 @@ async def test_it_waits_for_a_rate_limit() -> None:
 
 
 async def test_an_unconfirmed_message_is_unknown() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answer, broker.more = ResponseCode.FLUSH_SLAVE_TIMEOUT, {UNCONFIRMED_FIELD: "true"}
         with pytest.raises(SendOutcomeUnknown) as failed:
@@ -207,7 +191,7 @@ async def test_an_unconfirmed_message_is_unknown() -> None:
 
 
 async def test_a_message_that_is_not_stored_safely_is_repeated_on_request() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker, retry_when_not_stored_safely=True) as producer:
         broker.answer = ResponseCode.FLUSH_DISK_TIMEOUT
         assert (await producer.send(MESSAGE, timeout=TIMEOUT_S)).status is SendStatus.FLUSH_DISK_TIMEOUT
@@ -215,7 +199,7 @@ async def test_a_message_that_is_not_stored_safely_is_repeated_on_request() -> N
 
 
 async def test_a_former_master_is_left() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.refuse(ResponseCode.SYSTEM_ERROR, RefusalReason.NOT_MASTER)
         sending = asyncio.create_task(producer.send(MESSAGE, timeout=TIMEOUT_S))
@@ -225,7 +209,7 @@ async def test_a_former_master_is_left() -> None:
 
 
 async def test_a_cancelled_send_leaves_nothing() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [keep_silent]
         sending = asyncio.create_task(producer.send(MESSAGE, timeout=TIMEOUT_S))
@@ -241,7 +225,7 @@ async def test_a_cancelled_send_leaves_nothing() -> None:
 
 
 async def test_a_closed_producer_sends_nothing() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         pass
     with pytest.raises(ClientClosed):
@@ -250,7 +234,7 @@ async def test_a_closed_producer_sends_nothing() -> None:
 
 
 async def test_an_illegal_message_is_refused() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         for body, properties in ((b"", {}), ("text", {}), (b"x", {"a": "\1"})):
             message = Message("topic", body, properties=properties)  # type: ignore[arg-type]
@@ -261,7 +245,7 @@ async def test_an_illegal_message_is_refused() -> None:
 
 async def test_brokers_without_a_connection_get_messages() -> None:
     """With one queue on each broker, a skipped queue would always be the same one."""
-    brokers = [Broker("a"), Broker("b")]
+    brokers = [AnsweringBroker("a"), AnsweringBroker("b")]
     name_server = ScriptedNameServer({})
     async with serving([name_server, *brokers]):
         name_server.routes["topic"] = route_over({broker.name: broker.address for broker in brokers}, 1)
@@ -272,7 +256,7 @@ async def test_brokers_without_a_connection_get_messages() -> None:
 
 
 async def test_a_new_connection_is_used() -> None:
-    broker = Broker()
+    broker = AnsweringBroker()
     async with connected(broker) as producer:
         broker.answers = [drop]
         assert (await producer.send(MESSAGE, timeout=TIMEOUT_S)).status is SendStatus.SEND_OK
@@ -280,7 +264,7 @@ async def test_a_new_connection_is_used() -> None:
 
 
 async def test_a_changed_route_is_used_at_once() -> None:
-    brokers = former, following = [Broker("a"), Broker("b")]
+    brokers = former, following = [AnsweringBroker("a"), AnsweringBroker("b")]
     name_server = ScriptedNameServer({})
     async with serving([name_server, *brokers]):
         name_server.routes["topic"] = route_over({"a": former.address}, 1)

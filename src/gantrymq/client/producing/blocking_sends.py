@@ -110,10 +110,13 @@ class BlockingSends:
 
     def _writer_to(self, connection: Connection) -> BlockingConnection | None:
         own = self._connections.get(connection.address)
-        if own is not None:
-            if own.beside is connection and own.is_writable:
-                return own
-            own.close()
+        if own is not None and own.beside is connection and own.is_writable:
+            return own
+        # Also closes the connections with brokers that are gone or not used any more.
+        for address, other in list(self._connections.items()):
+            if other is own or not other.is_writable:
+                other.close()
+                del self._connections[address]
         try:
             own = BlockingConnection(connection, take_responses)
         except (OSError, ValueError) as e:
