@@ -16,8 +16,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 import pyspark
@@ -116,7 +118,7 @@ def run_project(
         of_spark[_JAVA_OPTIONS] = f"{spark_log.java_option} {of_spark.get(_JAVA_OPTIONS, '')}".rstrip()
         try:
             with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
-                _run(spark, path, settings, report)
+                _in_thread(lambda report: _run(spark, path, settings, report), report)
         except (PySparkException, Py4JError) as e:
             raise RunFailed(f"{without_java_frames(str(e))}\nthe log of Spark is {spark_log.path}") from e
         if topic := settings.get(RESULT_TOPIC):
@@ -194,6 +196,32 @@ def _own_interrupt_handler() -> Iterator[None]:
 def _free_port() -> int:
     with socket.create_server(("localhost", 0)) as taken:
         return int(taken.getsockname()[1])
+
+
+def _in_thread(run: Callable[[Callable[[str], None]], None], report: Callable[[str], None]) -> None:
+    """Calls `run` in a thread, and `report` in this one with each line that `run` reports.
+
+    If a signal handler raises an exception during a call of gRPC, gRPC can hang or abort the process. Handlers of
+    signals run in the main thread, so `run` makes its calls in another one. If `report` raises an exception, or this
+    function is interrupted, the thread continues until its calls fail, and does not keep the process alive.
+    """
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    outcome: Future[None] = Future()
+
+    def run_and_end() -> None:
+        try:
+            run(lines.put)
+        except BaseException as e:
+            outcome.set_exception(e)
+        else:
+            outcome.set_result(None)
+        finally:
+            lines.put(None)
+
+    threading.Thread(target=run_and_end, name="pipeline", daemon=True).start()
+    for line in iter(lines.get, None):
+        report(line)
+    outcome.result()
 
 
 def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], report: Callable[[str], None]) -> None:
