@@ -38,11 +38,17 @@ class Result:
     cpu_s: float = 0.0
 
 
+class _Header(msgspec.Struct):
+    """The first line of the results file."""
+
+    commit: str
+
+
 class Results:
     """A file with the commit, and one line for each finished seed. A later run with the same file skips these seeds.
 
     Raises:
-        ValueError: The file has the results of another commit.
+        ValueError: The file has the results of another commit, or it is no results file.
     """
 
     def __init__(self, path: Path | None, commit: str) -> None:
@@ -51,17 +57,21 @@ class Results:
         if path is None:
             return
         whole = path.read_bytes() if path.exists() else b""
-        # A killed run may have left an incomplete line.
-        lines = whole[: whole.rfind(b"\n") + 1].splitlines()
-        if not lines:
+        if not whole:
             path.write_text(json.dumps({"commit": commit}) + "\n")
             return
-        if (other := json.loads(lines[0]).get("commit")) != commit:
+        # A killed run may have left an incomplete line.
+        end = whole.rfind(b"\n") + 1
+        first, *lines = whole[:end].splitlines() or [whole]
+        try:
+            other = msgspec.json.decode(first, type=_Header).commit
+            results = [msgspec.json.decode(line, type=Result) for line in lines]
+        except msgspec.DecodeError as e:
+            raise ValueError(f"{path} is no results file ({e}): use a new file") from e
+        if other != commit:
             raise ValueError(f"{path} has results of commit {other}; this is {commit}: use a new file")
-        os.truncate(path, whole.rfind(b"\n") + 1)
-        for line in lines[1:]:
-            result = Result(**json.loads(line))
-            self.all[result.seed] = result
+        os.truncate(path, end)
+        self.all = {result.seed: result for result in results}
 
     def add(self, result: Result) -> None:
         self.all[result.seed] = result

@@ -68,3 +68,12 @@ def test_results_are_kept_and_half_a_line_is_none(tmp_path: Path) -> None:
         Results(path, "def")
     assert "2 seeds in 4.0 s (0.50 s of a processor each)" in summary(first.all.values(), 4.0)
     assert "1 failed" in summary(first.all.values(), 4.0)
+
+
+@pytest.mark.parametrize("content", ["notes\n", "notes", "[]\n", '{"commit": "abc"}\n{"seed": 1}\n'])
+def test_another_file_is_no_results_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="notes is no results file"):
+        Results(path, "abc")
+    assert path.read_text() == content
