@@ -74,15 +74,16 @@ class BlockingConnection:
         """
         waiting, address = self._waiting, self.beside.address
         try:
-            self._socket.sendall(self._frame)
+            sent = self._socket.send(self._frame)
+            if sent < len(self._frame):
+                self._send_rest(sent)
             while self._waiting is not None:
                 data = self._socket.recv(_READ_BYTES)
                 if not data:
                     raise ConnectionLost(f"the connection with {address} was closed before the answer", address)
                 self._receive(data)
                 if self._waiting is not None:
-                    # A part of a response must not extend the timeout.
-                    self._limit_next_receive()
+                    self._limit_next_call()
             self._used = monotonic()
             return True
         except (BlockingIOError, TimeoutError):
@@ -99,7 +100,14 @@ class BlockingConnection:
             waiting.set_exception(error)
         return False
 
-    def _limit_next_receive(self) -> None:
+    def _send_rest(self, sent: int) -> None:
+        frame = memoryview(self._frame)
+        while sent < len(frame):
+            self._limit_next_call()
+            sent += self._socket.send(frame[sent:])
+
+    def _limit_next_call(self) -> None:
+        """Limits the socket's next call to the rest of the timeout, which a part of a frame must not extend."""
         left_ms = int(1000 * (self._deadline - monotonic()))
         if left_ms <= 0:
             raise TimeoutError
