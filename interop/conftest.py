@@ -1,4 +1,4 @@
-"""Clusters of Apache's Java servers and of this project's, in all four combinations."""
+"""Clusters of Apache's servers and of this project's, in all four combinations, and of Apache's earlier version."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,15 +63,19 @@ COMBINATIONS = {
     "java-gantry": (java_namesrv, gantry_broker),
     "gantry-java": (gantry_namesrv, java_broker),
 }
+#: Apache's servers of an earlier version.
+EARLIER = {"java-java@5.4": (partial(java_namesrv, version="5.4"), partial(java_broker, version="5.4"))}
 
 
+#: For tests of this project's clients: all combinations, and Apache's earlier versions.
+ALL_VERSIONS = pytest.mark.parametrize("cluster", [*COMBINATIONS, *EARLIER], indirect=True)
 #: For tests that do not need all combinations: Apache's cluster as the control, and this project's.
 ONE_KIND = pytest.mark.parametrize("cluster", ["java-java", "gantry-gantry"], indirect=True)
 
 
 @pytest.fixture(scope="session", params=COMBINATIONS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Yields each combination in turn. Its name is NAMESERVER-BROKER."""
+    """Yields each combination in turn. Its name is NAMESERVER-BROKER, with @VERSION if it is not the newest one."""
     with running(request.param, tmp_path_factory.mktemp(request.param)) as started:
         yield started
 
@@ -78,7 +83,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @contextmanager
 def running(combination: str, directory: Path) -> Iterator[Cluster]:
     """Runs a cluster of this combination, with its files in `directory`."""
-    start_namesrv, start_broker = COMBINATIONS[combination]
+    start_namesrv, start_broker = {**COMBINATIONS, **EARLIER}[combination]
     namesrv = start_namesrv(directory / "namesrv")
     try:
         broker = start_broker(directory / "broker", namesrv.address)

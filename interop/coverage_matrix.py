@@ -92,9 +92,11 @@ def coverage_of(item: pytest.Item) -> Coverage:
         declared = {name: value.format(**parameters) for name, value in declared.items()}
     except KeyError as missing:
         raise pytest.UsageError(f"{item.nodeid}: the marker 'interop' names {missing}, which is no parameter") from None
-    feature, version = declared.get("feature", ""), declared.get("version", "5.5.0")
+    feature = declared.get("feature", "")
+    programs, _, version = declared.get("servers", "").partition("@")
+    version = version or declared.get("version", "5.5.0")
     clients = [client.removesuffix("-tls") for client in declared.get("clients", "").split()]
-    servers = [server for server in re.split(r"[-\s]+", declared.get("servers", "")) if server not in ("", "over")]
+    servers = [server for server in re.split(r"[-\s]+", programs) if server not in ("", "over")]
     version = next((full for full, short in VERSIONS.items() if version in (full, short)), "")
     known = {*declared} <= {"feature", "clients", "servers", "version"} and feature in FEATURES and version
     if not known or not {*clients} <= {*CLIENTS} or not {*servers} <= {*SERVERS} or not (clients or servers):

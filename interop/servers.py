@@ -24,10 +24,11 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 
 HERE = Path(__file__).parent
-#: Maven builds: our Java programs with Apache's newest version, those with the 4.9 clients, those with the gRPC client
-#: and Apache's proxy, and Apache's integration tests.
+#: Maven builds: our Java programs with Apache's newest version, those with the clients and servers of 5.4, those with
+#: the clients of 4.9, those with the gRPC client and Apache's proxy, and Apache's integration tests.
 BUILDS = {
     "5.5": HERE,
+    "5.4": HERE / "rocketmq-5.4",
     "4.9": HERE / "client-4.9",
     "grpc": HERE / "client-grpc",
     "rocketmq-test": HERE / "rocketmq-test",
@@ -159,11 +160,13 @@ def java_command(
     return ["java", *properties, *options, "-cp", class_path, main_class, *args]
 
 
-def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",), **config: object) -> Server:
-    """Starts Apache's NameServer. `config` are additional keys of its configuration file."""
+def java_namesrv(
+    directory: Path, *, options: Sequence[str] = ("-Xmx256m",), version: str = "5.5", **config: object
+) -> Server:
+    """Starts Apache's NameServer of a version. `config` are additional keys of its configuration file."""
     port, file = _namesrv_config(directory, config)
     command = java_command(
-        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(file), home=directory, options=options
+        "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(file), home=directory, options=options, version=version
     )
     return start(command, "Java NameServer", port, directory)
 
@@ -173,9 +176,10 @@ def java_broker(
     namesrv: str,
     *,
     options: Sequence[str] = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m"),
+    version: str = "5.5",
     **config: object,
 ) -> Server:
-    """Starts Apache's broker, and waits for its registration.
+    """Starts Apache's broker of a version, and waits for its registration.
 
     `config` are additional keys of its configuration file.
     """
@@ -186,6 +190,7 @@ def java_broker(
         str(file),
         home=directory,
         options=[*options, *JAVA_OPENS],
+        version=version,
     )
     return _registered(start(command, "Java broker", port, directory), namesrv)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import Cluster
+from conftest import ALL_VERSIONS, Cluster
 from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -14,7 +14,10 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
 
-pytestmark = pytest.mark.interop(feature="send and receive", clients="java gantry", servers="{cluster}")
+pytestmark = [
+    pytest.mark.interop(feature="send and receive", clients="java gantry", servers="{cluster}"),
+    ALL_VERSIONS,
+]
 
 CONSUME_TIMEOUT_S = 60.0
 

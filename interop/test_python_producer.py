@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from programs import ask, consume, mqadmin, replier
@@ -34,14 +35,17 @@ class Cluster:
         return self.namesrv.address
 
 
-@pytest.fixture(scope="module", params=["java", "gantry"])
+#: Starts the broker of each kind.
+BROKERS = {"java": java_broker, "gantry": gantry_broker, "java@5.4": partial(java_broker, version="5.4")}
+
+
+@pytest.fixture(scope="module", params=BROKERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Starts this project's NameServer and a broker of either kind."""
+    """Starts this project's NameServer and a broker of each kind."""
     directory = tmp_path_factory.mktemp(request.param)
     namesrv = gantry_namesrv(directory / "namesrv")
     try:
-        start = java_broker if request.param == "java" else gantry_broker
-        broker = start(directory / "broker", namesrv.address, **SETTINGS)
+        broker = BROKERS[request.param](directory / "broker", namesrv.address, **SETTINGS)
         try:
             yield Cluster(namesrv, broker)
         finally:

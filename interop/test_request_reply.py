@@ -10,7 +10,7 @@ pytestmark = pytest.mark.interop(feature="request and reply", clients="java", se
 
 
 @ONE_KIND
-@pytest.mark.parametrize("version", ["5.5", "4.9"])
+@pytest.mark.parametrize("version", ["5.5", "5.4", "4.9"])
 def test_every_request_is_answered(cluster: Cluster, topic: str, version: str) -> None:
     mqadmin(cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
 

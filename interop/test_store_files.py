@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,24 @@ ORDERS = {
     "gantry-java-gantry": (gantry_broker, java_broker, gantry_broker),
     "java-gantry-java": (java_broker, gantry_broker, java_broker),
 }
+broker_of_5_4 = partial(java_broker, version="5.4")
+WITH_EARLIER = {
+    **ORDERS,
+    "gantry-java-gantry@5.4": (gantry_broker, broker_of_5_4, gantry_broker),
+    "java-gantry-java@5.4": (broker_of_5_4, gantry_broker, broker_of_5_4),
+}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", WITH_EARLIER)
 def test_store_changes_hands(order: str, ending: str, tmp_path: Path, topic: str) -> None:
     """Each broker finds all messages that were sent to the earlier ones, and appends at the end."""
     store = tmp_path / "store"
     everything: list[Sent] = []
     namesrv = gantry_namesrv(tmp_path / "namesrv")
     try:
-        for turn, start_broker in enumerate(ORDERS[order]):
+        for turn, start_broker in enumerate(WITH_EARLIER[order]):
             broker = start_broker(
                 tmp_path / f"broker{turn}",
                 namesrv.address,

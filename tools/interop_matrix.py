@@ -271,6 +271,7 @@ def _versions() -> dict[str, str]:
     }
     files = {
         "rocketmq": ("pom.xml", r"<rocketmq.version>(.*?)<"),
+        "rocketmq (earlier)": ("rocketmq-5.4/pom.xml", r"<rocketmq.version>(.*?)<"),
         "rocketmq-client": ("client-4.9/pom.xml", r"<version>(4\..*?)<"),
         "rocketmq-client-java": ("client-grpc/pom.xml", r"rocketmq-client-java</artifactId>\s*<version>(.*?)<"),
         "rocketmq-client-nodejs": ("client-node/package.json", r'rocketmq-client-nodejs": "(.*?)"'),
