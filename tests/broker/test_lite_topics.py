@@ -504,6 +504,32 @@ async def check_expiry(broker: Broker, lite: LitePeer, wrong_clock: WrongClock) 
     assert (message.offset, message.body) == (0, b"3")
 
 
+async def test_a_topic_with_fewer_queues_than_before(
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock
+) -> None:
+    """Lite topics whose messages are in a queue that the topic no longer has expire as late as others."""
+    broker = await start(tmp_path / "store", min_lite_ttl=0, lite_ttl_check_interval=10)
+    try:
+        lite = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await lite.create(expiration=1)
+        light = broker.store.light
+        assert light is not None
+        await lite.send(TOPIC, b"1", queue_id=0, properties={"__LITE_TOPIC": "old"})
+        wrong_clock.ahead_s = 40
+        await lite.send(TOPIC, b"2", queue_id=1, properties={"__LITE_TOPIC": "kept"})
+        header = CreateTopicRequestHeader(
+            topic=TOPIC, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
+        )
+        assert (await lite.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        wrong_clock.ahead_s = 61
+        await until(lambda: light.queue_count < 2)
+        assert [name for name, _ in light.last_places("%LMQ%", "")] == [light_queue_of(TOPIC, "kept")]
+        wrong_clock.ahead_s = 101
+        await until(lambda: not light.queue_count)
+    finally:
+        await broker.stop()
+
+
 async def test_lite_topics_of_a_recreated_topic_stay(lite: LitePeer, broker: Broker) -> None:
     """Slices of 50 delete the lite topics of a deleted topic, which can be created again meanwhile."""
     light = broker.store.light
