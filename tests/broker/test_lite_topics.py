@@ -307,6 +307,21 @@ async def test_subscriptions_expire(lite: LitePeer, broker: Broker) -> None:
     await until(lambda: lite_topics.subscriptions.count == 0)
 
 
+async def test_many_subscriptions_expire_in_slices(
+    lite: LitePeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that is gone leaves those of all its clients."""
+    change_constant(monkeypatch, "service._EXPIRED_AT_ONCE", 5)
+    subscriptions = lite_of(broker).subscriptions
+    for client in range(10):
+        await lite.subscribe("one", "two", client=f"{client}")
+    broker.context.config.lite_subscription_check_timeout_mills = 0
+    broker.jobs.find("expire subscriptions of lite topics").wake()
+    await until(lambda: subscriptions.count < 20)
+    assert subscriptions.count == 14
+    await until(lambda: subscriptions.count == 0)
+
+
 async def test_quotas(lite: LitePeer, broker: Broker) -> None:
     await lite.create(group="small", lite_sub_client_quota="2")
     response = await lite.change(ADD, "one", "two", "three", group="small")
