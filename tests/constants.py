@@ -22,6 +22,7 @@ _CONSTANTS = (
     "gantrymq.broker.append.preallocation_waits.WAIT_S",
     "gantrymq.broker.delay.timer.MAX_RECALLS_OF_SLOT",
     "gantrymq.broker.lite.dispatcher._ABSENT_S",
+    "gantrymq.broker.lite.service._EXPIRED_AT_ONCE",
     "gantrymq.broker.pull.processor.WAITING_PULLS_OF_ONE",
     "gantrymq.broker.send.batches.AFTER_MARK",
     "gantrymq.broker.send.batches.TRANSACTION_PREPARED",

@@ -99,14 +99,18 @@ class Histogram:
             yield bound, count
 
 
+#: Labels, and the value: a Histogram for Kind.HISTOGRAM.
+Sample = tuple[Mapping[str, str], float | Histogram]
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A named metric with its samples. A sample is (labels, value). For Kind.HISTOGRAM, the value is a Histogram."""
+    """A named metric with its samples."""
 
     name: str
     kind: Kind
     help: str
-    samples: Iterable[tuple[Mapping[str, str], float | Histogram]]
+    samples: Iterable[Sample]
 
     def snapshot(self) -> Metric:
         """Returns a copy with the present values, for another thread."""
@@ -148,17 +152,21 @@ def job_metrics(jobs: Iterable[JobReport], labels: Mapping[str, str] = NO_LABELS
     )
 
 
-def render(metrics: Iterable[Metric]) -> bytes:
-    """Returns the metrics in Prometheus' text format.
+class Page:
+    """Metrics in Prometheus' text format.
 
     The samples of all metrics with one name follow the HELP line of the first, because the format allows no second one.
     """
-    families: dict[str, list[str]] = {}
-    for metric in metrics:
-        lines = families.get(metric.name)
+
+    def __init__(self) -> None:
+        self._families: dict[str, list[str]] = {}
+
+    def add(self, metric: Metric) -> None:
+        """Adds the present values of a metric."""
+        lines = self._families.get(metric.name)
         if lines is None:
             help_line = f"# HELP {metric.name} {_escape(metric.help)}"
-            lines = families[metric.name] = [help_line, f"# TYPE {metric.name} {metric.kind.value}"]
+            lines = self._families[metric.name] = [help_line, f"# TYPE {metric.name} {metric.kind.value}"]
         for labels, value in metric.samples:
             if isinstance(value, Histogram):
                 for bound, count in value.buckets():
@@ -167,8 +175,19 @@ def render(metrics: Iterable[Metric]) -> bytes:
                 lines.append(_line(f"{metric.name}_count", labels, value.count))
             else:
                 lines.append(_line(metric.name, labels, value))
-    text = "".join(f"{line}\n" for lines in families.values() for line in lines)
-    return text.encode(errors="backslashreplace")
+
+    def encode(self) -> bytes:
+        """Returns the text."""
+        text = "".join(f"{line}\n" for lines in self._families.values() for line in lines)
+        return text.encode(errors="backslashreplace")
+
+
+def render(metrics: Iterable[Metric]) -> bytes:
+    """Returns the metrics in Prometheus' text format."""
+    page = Page()
+    for metric in metrics:
+        page.add(metric)
+    return page.encode()
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
@@ -195,7 +214,7 @@ class MetricsServer:
     """Serves the metrics of `collect` at `GET /metrics`. If `port` is 0, `start` sets it to a free port."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], *, host: str, port: int) -> None:
-        self._collect = collect
+        self.collect = collect
         self._host = host
         self.port = port
         self._server: asyncio.Server | None = None
@@ -245,7 +264,7 @@ class MetricsServer:
 
     async def page(self) -> bytes:
         """Returns the page with all metrics."""
-        return render(self._collect())
+        return render(self.collect())
 
     async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")

@@ -15,12 +15,14 @@ from broker_support import Peer, config
 from half_range_support import end_all, prepare_many
 from pop_support import PopPeer, popped
 from ports import free_port
+from step_timer import loop_steps
 from transaction_support import Producer
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -73,12 +75,16 @@ class Scrape:
 
 
 async def scrape(broker: Broker) -> Scrape:
+    return Scrape(await page(broker))
+
+
+async def page(broker: Broker) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.config.metrics_port)
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     answer = (await asyncio.wait_for(reader.read(), 10)).decode()
     writer.close()
     assert answer.startswith("HTTP/1.0 200"), answer
-    return Scrape(answer.partition("\r\n\r\n")[2])
+    return answer.partition("\r\n\r\n")[2]
 
 
 async def join(peer: Peer, group: str, topic: str = "orders", consume_type: str = "CONSUME_PASSIVELY") -> None:
@@ -98,6 +104,24 @@ async def test_disks(peer: PopPeer, broker: Broker) -> None:
         told = figures.samples["gantry_disk_used_ratio", frozenset((NODE | {"files": files}).items())]
         assert 0 < told < 1
     assert figures.types["gantry_disk_used_ratio"] == "gauge"
+
+
+async def test_a_page_of_many_groups_does_not_block_the_loop(peer: PopPeer, broker: Broker) -> None:
+    broker.topics.put(TopicConfig("orders", 64, 64))
+    for queue_id in range(64):
+        await send(peer, 1, queue_id=queue_id)
+    for number in range(200):
+        await join(peer, f"group-{number}")
+        for queue_id in range(64):
+            broker.offsets.commit(f"group-{number}", "orders", queue_id, 0)
+    async with loop_steps() as steps:
+        text = await page(broker)
+        longest_s = steps.longest
+    figures = Scrape(text)
+    lags = [figures.value("consumer_lag_messages", **of_group(f"group-{number}")) for number in range(200)]
+    assert lags == [64] * 200
+    # 0.1 s in one step.
+    assert longest_s < 0.03
 
 
 async def test_messages_in_and_out(peer: PopPeer, broker: Broker) -> None:

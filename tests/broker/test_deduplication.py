@@ -14,13 +14,16 @@ import pytest
 from bare_store import damage, full_disk
 from broker_support import Peer, config, run_again
 from ports import free_port
+from step_timer import StepTimer
 from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.send.deduplication import FILE_NAME
 from gantrymq.broker.send.deduplication_ids import DeduplicationIds, FirstMessage, SavedIds
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.batch import encode_batch
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -269,6 +272,36 @@ async def test_the_number_of_ids_is_limited(tmp_path: Path, remoting: RemotingCl
     wrong_clock.ahead_s = WINDOW_S + 1
     assert (await send(peer, b"3", "3")).code == ResponseCode.SUCCESS
     assert (await stored(peer), len(broker.deduplication)) == ([b"0", b"1", b"2", b"4", b"3"], 1)
+    await broker.stop()
+
+
+async def test_a_full_table_of_many_topics(tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock) -> None:
+    """A search for expired ids passes all topics. Refused sends must not take all the time of the broker."""
+    broker, _ = await started(tmp_path, remoting, deduplication_max_num=2000)
+    window = {"deduplication.window.ms": f"{WINDOW_S * 1000}"}
+    broker.topics.put(*(TopicConfig(f"topic-{number}", 1, 1, attributes=window) for number in range(2000)))
+    for number in range(2000):
+        broker.deduplication.stored(f"topic-{number}", b"a", 0)
+
+    def refuse(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(RequestRefused, match="deduplicationMaxNum"):
+                broker.deduplication.check_capacity(1)
+
+    steps = StepTimer()
+    with steps.step():
+        refuse(100)
+    assert steps.longest < 0.1
+    wrong_clock.ahead_s = WINDOW_S + 1
+
+    def is_refused() -> bool:
+        try:
+            broker.deduplication.check_capacity(1)
+        except RequestRefused:
+            return True
+        return False
+
+    await until(lambda: not is_refused())
     await broker.stop()
 
 

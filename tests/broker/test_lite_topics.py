@@ -307,6 +307,21 @@ async def test_subscriptions_expire(lite: LitePeer, broker: Broker) -> None:
     await until(lambda: lite_topics.subscriptions.count == 0)
 
 
+async def test_many_subscriptions_expire_in_slices(
+    lite: LitePeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that is gone leaves those of all its clients."""
+    change_constant(monkeypatch, "service._EXPIRED_AT_ONCE", 5)
+    subscriptions = lite_of(broker).subscriptions
+    for client in range(10):
+        await lite.subscribe("one", "two", client=f"{client}")
+    broker.context.config.lite_subscription_check_timeout_mills = 0
+    broker.jobs.find("expire subscriptions of lite topics").wake()
+    await until(lambda: subscriptions.count < 20)
+    assert subscriptions.count == 14
+    await until(lambda: subscriptions.count == 0)
+
+
 async def test_quotas(lite: LitePeer, broker: Broker) -> None:
     await lite.create(group="small", lite_sub_client_quota="2")
     response = await lite.change(ADD, "one", "two", "three", group="small")
@@ -502,6 +517,32 @@ async def check_expiry(broker: Broker, lite: LitePeer, wrong_clock: WrongClock) 
     assert (await lite.send_to("old", b"3", "short")).code == ResponseCode.SUCCESS
     [message] = [one for one in await lite.pop(topic="short", group="short-readers") if one.lite_topic == "old"]
     assert (message.offset, message.body) == (0, b"3")
+
+
+async def test_a_topic_with_fewer_queues_than_before(
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock
+) -> None:
+    """Lite topics whose messages are in a queue that the topic no longer has expire as late as others."""
+    broker = await start(tmp_path / "store", min_lite_ttl=0, lite_ttl_check_interval=10)
+    try:
+        lite = LitePeer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await lite.create(expiration=1)
+        light = broker.store.light
+        assert light is not None
+        await lite.send(TOPIC, b"1", queue_id=0, properties={"__LITE_TOPIC": "old"})
+        wrong_clock.ahead_s = 40
+        await lite.send(TOPIC, b"2", queue_id=1, properties={"__LITE_TOPIC": "kept"})
+        header = CreateTopicRequestHeader(
+            topic=TOPIC, default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6
+        )
+        assert (await lite.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+        wrong_clock.ahead_s = 61
+        await until(lambda: light.queue_count < 2)
+        assert [name for name, _ in light.last_places("%LMQ%", "")] == [light_queue_of(TOPIC, "kept")]
+        wrong_clock.ahead_s = 101
+        await until(lambda: not light.queue_count)
+    finally:
+        await broker.stop()
 
 
 async def test_lite_topics_of_a_recreated_topic_stay(lite: LitePeer, broker: Broker) -> None:

@@ -198,12 +198,14 @@ class FakeExporter:
 
     def __init__(self, error: Exception | None = None, released: Event | None = None) -> None:
         self.exports = 0
+        self.metrics: list[Metric] = []
         self.is_closed = False
         self._error = error
         self._released = released
 
     def export(self, metrics: list[Metric]) -> None:
         self.exports += 1
+        self.metrics = metrics
         if self._released is not None:
             self._released.wait(30)
         if self._error is not None:
@@ -220,6 +222,19 @@ async def test_the_stop_exports_once_more_and_closes(error: Exception | None) ->
     export.start()
     await export.stop()
     assert (exporter.exports, exporter.is_closed) == (1, True)
+
+
+async def test_an_export_has_each_name_once() -> None:
+    """A broker makes the samples of a metric in several parts."""
+    parts = [Metric("m", Kind.GAUGE, "help", [({"group": name}, 1.0)]) for name in "ab"]
+    exporter = FakeExporter()
+    export = MetricsExport(lambda: [*parts, Metric("n", Kind.GAUGE, "help", [])], lambda: exporter, 3600, Jobs())
+    export.start()
+    await export.stop()
+    assert [(metric.name, list(metric.samples)) for metric in exporter.metrics] == [
+        ("m", [({"group": "a"}, 1.0), ({"group": "b"}, 1.0)]),
+        ("n", []),
+    ]
 
 
 async def test_the_stop_does_not_wait_for_a_hung_collector(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from broker_support import config
 from pop_support import Popped, PopPeer, now_ms, popped
+from step_timer import StepTimer
 from wait_until import until
 from wrong_clock import WrongClock, set_clock
 
@@ -240,3 +241,35 @@ def test_what_is_gone_or_old_is_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
     pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9), 0)
     persistence.save()
     assert list(json.loads(path.read_bytes())["table"]) == ["kept@g"]
+
+
+def test_batches_of_deleted_topics_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_clock(monkeypatch, lambda: 1000 * 10**6, time.time)
+    pops, persistence = table(tmp_path / "consumerOrderInfo.json")
+    for topic, group, queue_id in (("a", "g", 0), ("a", "g", 1), ("a", "h", 0), ("b", "g", 0)):
+        pops.popped(topic, group, queue_id, 5, [5], None, 1000, 1000, 0)
+    pops.forget("b", "g", 0)
+    pops.popped("b", "h", 0, 5, [5], None, 1000, 1000, 0)
+    persistence.save()
+    loaded, _ = table(tmp_path / "consumerOrderInfo.json")
+    for one in (pops, loaded):
+        one.discard_topics({"a", "unknown"})
+        assert len(one) == 1
+        assert one.find("a", "g", 1) is None
+        assert one.find("b", "h", 0) is not None
+    assert not pops.was_moved("a", "g", 1, 7)
+
+
+def test_many_batches_do_not_delay_a_deletion(tmp_path: Path) -> None:
+    """A broker deletes 50 expired lite topics at once, and others can have batches in flight."""
+    pops, _ = table(tmp_path / "consumerOrderInfo.json")
+    for number in range(20_000):
+        pops.popped(f"topic-{number}", "g", 0, 0, [0], None, 1000, now_ms(), 0)
+    timer = StepTimer()
+    with timer.step():
+        for number in range(100):
+            pops.discard_topics({f"topic-{number}"})
+    assert len(pops) == 19_900
+    assert timer.longest < 0.1
+    # The search for unused batches pauses after 500.
+    assert len(list(pops.removal())) == 19_900 // 500

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bare_store import commit_log
 from broker_support import Disk, Peer, config
-from step_timer import loop_steps
+from step_timer import StepTimer, loop_steps
 from wait_until import until
 from writer_support import TOPIC, Writer, numbered
 from wrong_clock import WrongClock
@@ -115,6 +115,17 @@ def test_table_forgets_the_oldest() -> None:
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_table_forgets_the_oldest_at_once() -> None:
+    """A dict searches for its first entry among all entries that were removed before it."""
+    most, new = 100_000, 40_000
+    table, timer = WriteIds(ranges={f"t@0@{n}": Written(1, 1, 0, n, n) for n in range(most)}), StepTimer()
+    with timer.step():
+        for n in range(most, most + new):
+            table.put(f"t@0@{n}", Written(1, 1, 0, n, n), most)
+    assert next(iter(table.ranges)) == f"t@0@{new}"
+    assert timer.longest < 0.5
 
 
 async def test_rows_that_are_sent_again(broker: Broker, remoting: RemotingClient) -> None:

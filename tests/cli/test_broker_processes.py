@@ -165,3 +165,8 @@ def test_pages_are_merged() -> None:
     assert merged([first, second]).decode() == (
         '# HELP a Text.\n# TYPE a gauge\na{node="0"} 1\na{node="1"} 4\n# HELP b B.\n# TYPE b counter\nb 2\nb{x="1"} 3\n'
     )
+
+
+def test_a_label_of_a_page_can_have_other_line_separators() -> None:
+    page = '# HELP a Text.\n# TYPE a gauge\na{group="x\u2028# y\x85"} 1\n'
+    assert merged([page]).decode() == page

@@ -11,6 +11,7 @@ from constants import change_constant
 from mirror_support import bodies, both, commit, committed, create, messages, mirror_once, send, send_to
 from wait_until import until
 
+from gantrymq.client.admin.base import transport_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -18,6 +19,7 @@ from gantrymq.client.producing.transaction_producer import LocalTransactionState
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.mirror import Mirror, MirrorOptions
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.lite_topic import light_queue_of
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.properties import (
     MIRROR_ORIGIN,
@@ -237,6 +239,22 @@ async def test_properties_of_brokers_are_removed(
     async with AdminClient(target.name_server) as admin:
         config = await admin.topic_config(target.brokers[0], topic)
         assert config.attributes["message.type"] == "PRIORITY"
+
+
+async def test_copies_are_in_their_lite_topics(topic: str) -> None:
+    with (
+        EmbeddedCluster(broker_cluster_name="east", enable_lmq=True) as source,
+        EmbeddedCluster(broker_cluster_name="west", enable_lmq=True) as target,
+    ):
+        await create(source, topic, 1, **{"message.type": "LITE"})
+        async with Producer(source.name_server, "test") as producer:
+            for body in (b"1", b"2", b"3"):
+                await producer.send(Message(topic, body, lite_topic="a"))
+        await mirror_once(source, target, topic, rename="old-")
+        async with both(source, target) as (_, side):
+            address = next(iter((await side.masters()).values()))
+            end = await transport_of(side.admin).api.max_offset(address, light_queue_of(f"old-{topic}", "a"), 0, 5000)
+        assert end == 3
 
 
 async def test_copies_have_no_deduplication_id(

@@ -171,7 +171,8 @@ def merged(pages: Iterable[str]) -> bytes:
     samples: dict[str, list[str]] = {}
     for page in pages:
         name = ""
-        for line in page.splitlines():
+        # Not by `splitlines`: a label can contain other line separators.
+        for line in page.split("\n"):
             if line.startswith("# "):
                 # The line is "# HELP NAME TEXT" or "# TYPE NAME KIND".
                 kind, name = line[2:].split(" ", 2)[:2]

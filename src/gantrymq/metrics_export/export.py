@@ -1,7 +1,7 @@
 """Sends the metrics of a server at intervals to an OpenTelemetry collector or to the log, or serves them on a page.
 
-An export reads the metrics in the event loop. A request to a collector blocks, so a thread sends it. A failed export is
-repeated after the interval.
+An export reads the metrics in the event loop, in slices: a broker can have thousands of groups and queues. A request to
+a collector blocks, so a thread sends it. A failed export is repeated after the interval.
 
 Source: `BrokerMetricsManager.init`, `ProxyMetricsManager.start`, `ControllerMetricsManager`.
 """
@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.metrics import Metric, MetricsServer, render
+from gantrymq.metrics import Metric, MetricsServer, Page, Sample, render
 from gantrymq.metrics_export.config import MetricsConfig, MetricsExporterType
+from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
 #: Timeout of the last export, which runs during `stop`, in seconds. A collector may hang.
 LAST_EXPORT_S = 2.0
+#: Length of a slice that reads metrics, and of the pause after it, in seconds.
+_SLICE_S = 0.005
 
+#: Returns the current metrics. The tables of the server can change between two metrics.
 Collect = Callable[[], Iterable[Metric]]
 
 
@@ -81,8 +86,36 @@ class MetricsExport:
 
     async def _run(self) -> None:
         if self._exporter is not None:
-            metrics = [metric.snapshot() for metric in self._collect()]
+            metrics = await _snapshots(self._collect())
             await asyncio.get_running_loop().run_in_executor(None, self._exporter.export, metrics)
+
+
+async def _in_slices(metrics: Iterable[Metric]) -> AsyncIterator[Metric]:
+    """Yields the metrics, and pauses between two of them after `_SLICE_S`, so that the server serves requests."""
+    deadline = monotonic() + _SLICE_S
+    for metric in metrics:
+        yield metric
+        if monotonic() >= deadline:
+            await asyncio.sleep(_SLICE_S)
+            deadline = monotonic() + _SLICE_S
+
+
+async def _snapshots(metrics: Iterable[Metric]) -> list[Metric]:
+    """Returns the present values for another thread, with one metric for each name."""
+    found: dict[str, tuple[Metric, list[Sample]]] = {}
+    async for metric in _in_slices(metrics):
+        found.setdefault(metric.name, (metric, []))[1].extend(metric.snapshot().samples)
+    return [replace(metric, samples=samples) for metric, samples in found.values()]
+
+
+class _PageServer(MetricsServer):
+    """Serves a page that is made in slices."""
+
+    async def page(self) -> bytes:
+        page = Page()
+        async for metric in _in_slices(self.collect()):
+            page.add(metric)
+        return page.encode()
 
 
 def metrics_export(config: MetricsConfig, collect: Collect, jobs: Jobs, meter: str) -> MetricsExport | None:
@@ -121,7 +154,7 @@ class MetricsOutput:
             ConfigError: A key is invalid or missing.
         """
         config.check_metrics()
-        self._server = MetricsServer(collect, host=page[0], port=page[1]) if page is not None else None
+        self._server = _PageServer(collect, host=page[0], port=page[1]) if page is not None else None
         self._export = metrics_export(config, collect, jobs, meter)
 
     @property

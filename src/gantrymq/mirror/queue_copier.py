@@ -23,12 +23,15 @@ from gantrymq.mirror.state import Position
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageExt, MessageQueue
-from gantrymq.protocol.properties import PRIORITY
+from gantrymq.protocol.multi_dispatch import MULTI_DISPATCH
+from gantrymq.protocol.properties import LITE_TOPIC, PRIORITY
 
 log = peer_log(__name__)
 
 #: Largest size of the bodies and properties of a batch, in bytes. Brokers accept 4 MiB by default.
 BATCH_BYTES = 1024 * 1024
+#: Brokers ignore these properties in batches: a message would get no priority, and no place in its light queues.
+_NOT_IN_BATCHES = frozenset({PRIORITY, LITE_TOPIC, MULTI_DISPATCH})
 
 
 class Refused(IllegalMessage):
@@ -190,7 +193,7 @@ class QueueCopier:
             elif is_loop(message, self._target_clusters):
                 self.left_out += 1
             else:
-                is_single = message.compression_flags != 0 or PRIORITY in message.properties
+                is_single = message.compression_flags != 0 or not _NOT_IN_BATCHES.isdisjoint(message.properties)
                 yield _Copy(message, message.stored_body, self._origin.properties_of(message), is_single)
 
     async def _send(self, request: Sequence[_Copy]) -> None:

@@ -117,9 +117,8 @@ class LiteExpiry:
         expired_ms = clock.now_ms() - max(minutes * 60_000, self._config.min_lite_ttl)
         # All messages of lite topics are also in the queues of the parent topic, in the order of their times.
         before = self._store.max_physical_offset
-        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-            queue = self._store.find_queue(topic, queue_id)
-            if queue is not None:
-                unit = queue.unit(self._store.offset_by_time(queue, expired_ms))
-                before = before if unit is None else min(before, unit[0])
+        # Also queues that the topic had before an administrator reduced their number.
+        for queue in self._store.queues_of(topic):
+            unit = queue.unit(self._store.offset_by_time(queue, expired_ms))
+            before = before if unit is None else min(before, unit[0])
         return before

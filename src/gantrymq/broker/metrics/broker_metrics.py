@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from gantrymq.broker.acting import ActingMaster
 from gantrymq.broker.admin import RuntimeInfo
 from gantrymq.broker.append import Appender
-from gantrymq.broker.consumers import ConsumerLag
+from gantrymq.broker.consumers import Backlog, ConsumerLag
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
@@ -42,6 +43,10 @@ _CONSUME_MODES = {CONSUME_ACTIVELY: "pull", CONSUME_PASSIVELY: "push", CONSUME_P
 _PUT_OK = "PUT_OK"
 _LANGUAGES = {language.value: language.name.lower() for language in LanguageCode}
 
+#: Time to make the samples of one `Metric`, in seconds. Between two of them, the broker can do other work.
+_STEP_S = 0.002
+
+T = TypeVar("T")
 Labels = Mapping[str, str]
 Samples = Iterable[tuple[Labels, float]]
 
@@ -229,32 +234,32 @@ class BrokerMetrics(Feature):
                 for (language, version), count in producers.items()
             ],
         )
-        yield Metric(
-            "rocketmq_consumer_connections",
-            Kind.GAUGE,
-            "Live members of consumer groups.",
-            [
-                (
-                    self._of(
-                        consumer_group=group.name,
-                        language=language,
-                        version=version,
-                        consume_mode=_CONSUME_MODES.get(group.consume_type, "unknown"),
-                        protocol_type="remoting",
-                        is_system=_is_system_group(group.name),
-                    ),
-                    count,
-                )
-                for group in self._members.consumers.values()
-                for (language, version), count in Counter(map(_kind, group.clients.values())).items()
-            ],
+        samples = (
+            (
+                self._of(
+                    consumer_group=group.name,
+                    language=language,
+                    version=version,
+                    consume_mode=_CONSUME_MODES.get(group.consume_type, "unknown"),
+                    protocol_type="remoting",
+                    is_system=_is_system_group(group.name),
+                ),
+                count,
+            )
+            for group in list(self._members.consumers.values())
+            for (language, version), count in Counter(map(_kind, group.clients.values())).items()
         )
+        for some in _in_steps(samples):
+            yield Metric("rocketmq_consumer_connections", Kind.GAUGE, "Live members of consumer groups.", some)
 
     def _lags(self) -> Iterator[Metric]:
+        for some in _in_steps(self._lag.backlogs()):
+            yield from self._lags_of(some)
+
+    def _lags_of(self, some: Iterable[Backlog]) -> Iterator[Metric]:
         now_ms = clock.now_ms()
         backlogs = [
-            (self._of_group(backlog.group, backlog.topic, is_retry=backlog.is_retry), backlog)
-            for backlog in self._lag.backlogs()
+            (self._of_group(backlog.group, backlog.topic, is_retry=backlog.is_retry), backlog) for backlog in some
         ]
         for name, description, values in (
             ("lag_messages", "Messages that are not acknowledged.", [one.messages for _, one in backlogs]),
@@ -474,6 +479,18 @@ class BrokerMetrics(Feature):
     def _of_group(self, group: str, topic: str, *, is_retry: bool) -> dict[str, str]:
         is_system = is_system_topic(topic) or _is_system_group(group)
         return self._of(consumer_group=group, topic=topic, is_retry=is_retry, is_system=is_system)
+
+
+def _in_steps(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yields the items in lists that take about `_STEP_S` to make; an empty list if there are none."""
+    some: list[T] = []
+    deadline = clock.monotonic() + _STEP_S
+    for item in items:
+        some.append(item)
+        if clock.monotonic() >= deadline:
+            yield some
+            some, deadline = [], clock.monotonic() + _STEP_S
+    yield some
 
 
 def _counter(name: str, description: str, samples: Samples) -> Metric:

@@ -21,6 +21,8 @@ from gantrymq.system import clock
 
 #: Time after which an unused entry is removed, in ms.
 _FORGET_MS = 24 * 3600 * 1000
+#: Number of topics and groups that one step of a removal looks at.
+_AT_ONCE = 500
 
 
 class OrderInfo(msgspec.Struct):
@@ -86,6 +88,8 @@ class OrderlyPops:
         self._file = None if path is None else persistence.file(path, self._encode, follows_log=True)
         self._exists = exists
         self._table: dict[str, dict[int, OrderInfo]] = {}
+        #: Topic -> the groups with batches in it. A search in `_table` takes 80 ms if 100,000 lite topics have batches.
+        self._groups: dict[str, set[str]] = {}
         #: The group's offset after the last pop or acknowledgement.
         self._left_at: dict[tuple[str, str, int], int] = {}
 
@@ -93,6 +97,9 @@ class OrderlyPops:
         """Loads the file. Without the file, a batch that is in flight can be popped a second time."""
         if self._file is not None:
             self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
+            for key in self._table:
+                topic, group = topic_and_group(key)
+                self._groups.setdefault(topic, set()).add(group)
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -104,15 +111,33 @@ class OrderlyPops:
 
     def remove_unused(self) -> None:
         """Removes entries that were not used for a day, and those whose queue or group does not exist."""
+        for _ in self.removal():
+            pass
+
+    def removal(self) -> Iterator[None]:
+        """Does the same as `remove_unused` in steps of about 2 ms."""
         now_ms = clock.now_ms()
-        for key, queues in list(self._table.items()):
+        for number, key in enumerate(list(self._table), 1):
+            queues = self._table.get(key, {})
             topic, group = topic_and_group(key)
             for queue_id, info in list(queues.items()):
                 if now_ms - info.last_consume_timestamp > _FORGET_MS or not self._exists(topic, group, queue_id):
                     del queues[queue_id]
                     self._left_at.pop((topic, group, queue_id), None)
             if not queues:
-                del self._table[key]
+                self._remove(key)
+            if not number % _AT_ONCE:
+                yield
+
+    def _remove(self, key: str) -> None:
+        topic, group = topic_and_group(key)
+        for queue_id in self._table.pop(key, ()):
+            self._left_at.pop((topic, group, queue_id), None)
+        groups = self._groups.get(topic)
+        if groups is not None:
+            groups.discard(group)
+            if not groups:
+                del self._groups[topic]
 
     def _changed(self) -> None:
         if self._file is not None:
@@ -153,7 +178,11 @@ class OrderlyPops:
         log_end: int,
     ) -> OrderInfo:
         """Records a popped batch and returns its entry. `start` becomes the group's offset."""
-        queues = self._table.setdefault(f"{topic}@{group}", {})
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+            self._groups.setdefault(topic, set()).add(group)
         before = queues.get(queue_id)
         counts: dict[int, int] = {}
         if before is not None:
@@ -220,7 +249,7 @@ class OrderlyPops:
         key = f"{topic}@{group}"
         queues = self._table.get(key)
         if queues is not None and queues.pop(queue_id, None) is not None and not queues:
-            del self._table[key]
+            self._remove(key)
         self._left_at.pop((topic, group, queue_id), None)
         self._changed()
 
@@ -242,13 +271,13 @@ class OrderlyPops:
     def clear(self) -> None:
         """Removes all batches."""
         self._table.clear()
+        self._groups.clear()
         self._left_at.clear()
         self._changed()
 
     def discard_topics(self, topics: Collection[str]) -> None:
         """Removes all batches of deleted topics."""
-        for key in [key for key in self._table if topic_and_group(key)[0] in topics]:
-            del self._table[key]
-            self._changed()
-        for queue in [queue for queue in self._left_at if queue[0] in topics]:
-            del self._left_at[queue]
+        for topic in topics:
+            for group in list(self._groups.get(topic, ())):
+                self._remove(f"{topic}@{group}")
+                self._changed()

@@ -28,7 +28,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_MASK
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.delay_level import delay_level
-from gantrymq.system.clock import now_ms
+from gantrymq.system.clock import monotonic, now_ms, thread_time
 
 FILE_NAME = "gantryDeduplication.json"
 #: The file is rewritten each time the log has grown by this size, in bytes. It can have 40 MB.
@@ -36,6 +36,9 @@ _LOG_BYTES = 256 * 1024 * 1024
 #: Maximum number of ids that one step forgets, in 1 ms. The next step follows after a pause, in seconds.
 _FORGET_STEP = 2000
 _FORGET_PAUSE_S = 0.005
+#: A full table is searched for expired ids, which takes 2 us for each topic. The next search begins after this multiple
+#: of its duration: otherwise refused sends would take all the time of the broker.
+_SEARCH_PAUSE = 10
 #: Maximum number of ids that are forgotten when one is added.
 _FORGET_WITH_PUT = 2
 _PROPERTY = DEDUPLICATE_ID.encode()
@@ -61,6 +64,8 @@ class Deduplication(LogTable):
         self._topics = context.topics
         self._ids = DeduplicationIds()
         self.repeated: dict[str, int] = {}
+        #: Time from which a full table is searched for expired ids (monotonic, in seconds).
+        self._next_search = 0.0
         context.events.topics_deleted.subscribe(self._topics_deleted)
 
     def __len__(self) -> int:
@@ -171,7 +176,10 @@ class Deduplication(LogTable):
         """Raises RequestRefused if the table has no space for `new_ids` more."""
         most = self._config.deduplication_max_num
         if len(self._ids) + new_ids > most:
-            self._forget(max(new_ids, _FORGET_STEP))
+            if monotonic() >= self._next_search:
+                began = thread_time()
+                self._forget(max(new_ids, _FORGET_STEP))
+                self._next_search = monotonic() + _SEARCH_PAUSE * (thread_time() - began)
             if len(self._ids) + new_ids > most:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 import msgspec
@@ -35,6 +36,10 @@ class WriteIds(msgspec.Struct):
 
     position: int = 0
     ranges: dict[str, Written] = {}
+
+    def __post_init__(self) -> None:
+        # A full table drops its first entry with each new one. A dict would search for it among removed entries.
+        self.ranges = OrderedDict(self.ranges)
 
     def read_to(self, position: int) -> None:
         """Sets the physical offset up to which the log has been read."""
