@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bare_store import commit_log
 from broker_support import Disk, Peer, config
+from replicated_brokers import Replicas
 from step_timer import StepTimer, loop_steps
 from wait_until import until
 from writer_support import TOPIC, Writer, numbered
@@ -619,6 +620,18 @@ async def test_a_slave_that_becomes_the_master_knows_what_was_written(tmp_path: 
         await broker.writers.become_slave()
         await broker.writers.become_master()
         await broker.stop()
+
+
+async def test_a_slave_that_is_started_as_master_knows_what_was_written(
+    tmp_path: Path, remoting: RemotingClient
+) -> None:
+    """Without a controller, an administrator changes the configuration of the slave and starts it again."""
+    async with Replicas(tmp_path) as replicas:
+        assert (await Writer(remoting, replicas.master.port).send(numbered(0, 1))).code == ResponseCode.SUCCESS
+    broker = await started(tmp_path / "1")
+    assert (await Writer(remoting, broker.port).send(numbered(0, 1))).code == ResponseCode.SUCCESS
+    assert await stored(remoting, broker.port) == [b"0", b"1"]
+    await broker.stop()
 
 
 async def test_a_damaged_row_doesnt_hide_those_behind_it(tmp_path: Path, remoting: RemotingClient) -> None:

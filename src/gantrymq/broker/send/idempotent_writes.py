@@ -100,6 +100,13 @@ class IdempotentWrites(LogTable):
         self._has_file = files.exists(self._path) or files.exists(backup)
         super().load()
 
+    async def become_slave(self) -> None:
+        """Also creates the file. The slave's log can have rows, and the file makes a start as master look for them."""
+        await super().become_slave()
+        if not self._has_file:
+            self._has_file = True
+            self._file.write_soon()
+
     @property
     def _is_needed(self) -> bool:
         return self._has_file

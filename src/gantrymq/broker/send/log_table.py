@@ -45,6 +45,7 @@ class LogTable(Feature, ABC):
     def __init__(
         self, context: BrokerContext, *, appender: Appender, file_name: str, mark: bytes, entries: str, forgetting: str
     ) -> None:
+        self._context = context
         self._config = context.config
         self._appender = appender
         self._store = appender.store
@@ -103,8 +104,11 @@ class LogTable(Feature, ABC):
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Reads the file, and the log after it for at most _START_S. The store must be open. Raises StoreError."""
-        if not self._is_needed:
+        """Reads the file, and the log after it for at most _START_S. The store must be open. Raises StoreError.
+
+        A slave reads nothing: it does not use the table, and begins anew when it becomes master.
+        """
+        if not self._is_needed or self._context.is_slave:
             return
         position = self._load_table()
         start = None if position is None else self._begins(position)
