@@ -391,6 +391,28 @@ def test_a_schema_that_is_invalid(registry: Registry, kind: str) -> None:
         RegistryCodec(registry.url, subject="orders-value").load()
 
 
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ('{"type": "array", "items": "null"}', "the schema has an array whose items take no bytes: .*"),
+        ('"\\u001b[2J"', r"no Avro schema: .*\\x1b\[2J"),
+    ],
+)
+def test_an_error_names_the_schema(registry: Registry, schema: str, problem: str) -> None:
+    registry.add("orders-value", schema)
+    wanted = rf"schema 1 in the schema registry can't be used: {problem}: register it anew"
+    with pytest.raises(CodecError, match=wanted):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+def test_a_huge_type_of_a_schema_gives_a_short_error(registry: Registry) -> None:
+    registry.add("orders-value", "x", "\x1bX" * 100_000)
+    with pytest.raises(CodecError) as e:
+        RegistryCodec(registry.url, subject="orders-value").load()
+    assert len(str(e.value)) < 1000
+    assert str(e.value).isprintable()
+
+
 def test_a_huge_answer(registry: Registry) -> None:
     registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0
     with pytest.raises(ConfigError, match="more than 16777216 bytes"):

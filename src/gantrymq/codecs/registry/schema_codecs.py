@@ -13,6 +13,7 @@ from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, re
 from gantrymq.codecs.registry.field_errors import listed
 from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
 from gantrymq.errors import CodecError, ConfigError
+from gantrymq.logs import log_text
 
 
 class SchemaCodec(ABC):
@@ -43,8 +44,9 @@ class AvroSchemaCodec(SchemaCodec):
         try:
             codec = AvroCodec(parsed)
             self._from_json = avro_from_json(parsed)
-        except (KeyError, RecursionError, TypeError) as e:
-            raise CodecError(f"{name} in the schema registry can't be used: {e!r:.200}: register it anew") from e
+        except (CodecError, KeyError, RecursionError, TypeError) as e:
+            problem = log_text(str(e) if isinstance(e, CodecError) else repr(e), 200)
+            raise CodecError(f"{name} in the schema registry can't be used: {problem}: register it anew") from e
         self._encode, self._decode = codec.encode, codec.decode
 
     def encode(self, value: Any) -> bytes:
@@ -176,4 +178,4 @@ def schema_codec(
 
         serialized = registry.schema(schema_id, serialized=True)
         return ProtobufSchemaCodec(registry, schema if serialized is None else serialized, name, encodes)
-    raise CodecError(f"{name} has the type {schema.kind!r}, not AVRO, JSON or PROTOBUF")
+    raise CodecError(f"{name} has the type '{log_text(schema.kind, 50)}', not AVRO, JSON or PROTOBUF")
