@@ -67,7 +67,7 @@ def read_topic(
         rows.push(pushed)
         parsed = with_tags(parsed, pushed.tags)
     batches = read_ranges(_plan(parsed, pushed), parsed, rows.decoded)
-    return pa.RecordBatchReader.from_batches(rows.schema, rows.apply(batches))
+    return rows.reader(batches)
 
 
 def row_filter(options: ReadOptions, conditions: Sequence[Condition], columns: Sequence[str] | None) -> RowFilter:
