@@ -10,7 +10,7 @@ import pytest
 
 from gantrymq.arrow import write_topic
 from gantrymq.cli.main import run
-from gantrymq.codecs.json_types import JsonTypes
+from gantrymq.codecs.json_types import JsonTypes, infer_fields
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pa = pytest.importorskip("pyarrow")
@@ -55,6 +55,12 @@ def test_a_body_of_brackets() -> None:
     for _ in range(100_000):
         value = [value]
     assert ddl(value).count("ARRAY<") == 101
+
+
+def test_names_that_are_not_unicode_are_left_out() -> None:
+    found = infer_fields([rb'{"a": 1, "\ud800": 1, "b": [{"\udfff": 2, "c": "\ud800"}]}'], "topic 'orders'")
+    assert found.ddl == "a BIGINT, b ARRAY<STRUCT<c: STRING>>"
+    assert found.remarks == ["2 fields are left out, because their names have characters that are not Unicode"]
 
 
 def test_mixed_types_are_named() -> None:

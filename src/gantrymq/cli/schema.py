@@ -13,6 +13,7 @@ from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
 from gantrymq.cli.target import Target, find_target
 from gantrymq.codecs.json_types import DEFAULT_SAMPLE, infer_fields
+from gantrymq.logs import terminal_text
 
 app = new_app(no_args_is_help=True)
 #: If no message arrives for this time, the command ends with an error, in seconds.
@@ -59,7 +60,7 @@ def infer(
     bodies = asyncio.run(_newest_bodies(find_target(name_servers, context, tls_config, acl_config), topic, sample))
     fields = infer_fields(bodies, f"topic {topic!r}")
     for remark in fields.remarks:
-        print(remark, file=sys.stderr)
+        print(terminal_text(remark), file=sys.stderr)
     print(fields.ddl)
 
 

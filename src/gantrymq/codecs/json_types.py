@@ -55,10 +55,17 @@ def infer_fields(bodies: Collection[bytes], source: str) -> InferredFields:
     if not bodies:
         raise ClientError(f"{source} has no message: its schema can't be inferred")
     types = JsonTypes()
-    others = 0
+    others = left_out = 0
+
+    def with_text_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal left_out
+        found = {name: value for name, value in fields if _is_text(name)}
+        left_out += len(dict(fields)) - len(found)
+        return found
+
     for body in bodies:
         try:
-            value = json.loads(body)
+            value = json.loads(body, object_pairs_hook=with_text_names)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
@@ -68,6 +75,8 @@ def infer_fields(bodies: Collection[bytes], source: str) -> InferredFields:
     if not (ddl := types.fields_ddl()):
         raise ClientError(f"none of {len(bodies)} messages of {source} is a JSON object with fields")
     remarks = [f"{others} of {len(bodies)} bodies are not JSON objects"] if others else []
+    if left_out:
+        remarks.append(f"{left_out} fields are left out, because their names have characters that are not Unicode")
     return InferredFields(ddl, remarks + [f"several types in {description}" for description in types.mixed()])
 
 
@@ -147,6 +156,15 @@ class JsonTypes:
             yield from self._items.mixed(f"{path}[]")
         for name, field in self._fields.items():
             yield from field.mixed(f"{path}.{name}" if path else name)
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name has an encoding. JSON can have half of a surrogate pair, such as `\\ud800`."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _quoted(name: str) -> str:
