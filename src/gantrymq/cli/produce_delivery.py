@@ -270,7 +270,12 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
     chunks: asyncio.Queue[tuple[Path, bytes] | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
 
     def put(item: tuple[Path, bytes] | BaseException | None) -> None:
-        asyncio.run_coroutine_threadsafe(chunks.put(item), loop).result()
+        putting = chunks.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        finally:
+            # If the loop is closed, nothing else awaits it, and Python would print a warning.
+            putting.close()
 
     def read() -> None:
         # RuntimeError: the event loop is closed, so further input is not needed.
