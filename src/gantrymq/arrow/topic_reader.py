@@ -52,7 +52,8 @@ def read_topic(
     Raises:
         ConfigError: An argument or option is invalid, or there are no messages since the starting time.
         NoRouteInfo: A topic has no route.
-        BrokerUnavailable: A broker with some of the messages is down.
+        BrokerUnavailable: A broker with some of the messages is not registered, after retries.
+        RemotingError: A NameServer or broker does not respond, after retries.
         DataLost: The messages at the start or the end no longer exist.
 
     Example:

@@ -61,7 +61,8 @@ def write_topic(
         IllegalMessage: A row can't be a message. Rows before it may already be stored.
         ClientError: A repeated write has fewer rows than the first write.
         BrokerError: A broker has refused a message, for example because a repeated write has other rows.
-        BrokerUnavailable: No broker of the topic has accepted a message until retryTimeoutMs.
+        BrokerUnavailable: No broker of the topic is registered, after retries.
+        RemotingError: No NameServer, or no broker of the topic, responds, after retries.
 
     Example:
         `write_topic("127.0.0.1:9876", "orders", pl.DataFrame({"body": ["one", "two"], "tags": ["new", "new"]}))`
