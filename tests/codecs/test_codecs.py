@@ -174,6 +174,8 @@ def test_a_decimal_of_avro_has_a_limit() -> None:
     assert AvroCodec(decimal).decode(largest).adjusted() == 2407
     with pytest.raises(CodecError, match="a decimal has more than 1000 bytes"):
         AvroCodec(decimal).decode(lengths.encode(b"\x7f" * 1001))
+    with pytest.raises(CodecError, match="a scale of more than 10000"):
+        AvroCodec(decimal | {"precision": 1_000_000_000, "scale": 1_000_000_000})
     with pytest.raises(CodecError, match="invalid size of 1001 bytes"):
         AvroCodec(decimal | {"type": "fixed", "name": "F", "size": 1001, "precision": 2})
 

@@ -208,6 +208,18 @@ def test_json_schemas_that_cannot_be_checked(registry: Registry, schema: Any, pr
         RegistryCodec(registry.url, subject="orders-value").encode({})
 
 
+def test_unions_of_a_recursive_schema_do_not_multiply(registry: Registry) -> None:
+    other = {"type": "record", "name": "B", "fields": [{"name": "x", "type": ["null", "A", "B"]}]}
+    schema = {"type": "record", "name": "A", "fields": [{"name": "x", "type": ["null", "A", other]}]}
+    registry.add("orders-value", json.dumps(schema))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    deep = b'{"x": ' * 50 + b"%s" + b"}" * 50
+    assert codec.encode_json(deep % b"null")
+    # Each of 50 levels can be A or B.
+    with pytest.raises(CodecError, match="too many combinations"):
+        codec.encode_json(deep % b"1")
+
+
 def test_recursive_schemas(registry: Registry) -> None:
     node = {
         "type": "record",

@@ -26,6 +26,8 @@ _MOST_BYTES = 10
 MAX_EMPTY_FIELDS = 100
 #: The limit for the size of a decimal, about 2400 digits. The time for a conversion increases with the square of it.
 MAX_DECIMAL_BYTES = 1000
+#: The limit for the scale of a decimal. fastavro computes this power of ten.
+MAX_SCALE = 10_000
 
 
 def avro_check(schema: Any) -> Callable[[bytes], None]:
@@ -70,6 +72,8 @@ class _Walks:
         if isinstance(schema, str):
             return _PRIMITIVE.get(schema) or self._reference(schema)
         kind = schema["type"]
+        if schema.get("logicalType") == "decimal" and schema.get("scale", 0) > MAX_SCALE:
+            raise CodecError(f"a decimal of the schema has a scale of more than {MAX_SCALE}")
         if kind == "array":
             item = self.of(schema["items"])
             if not item.takes_bytes:

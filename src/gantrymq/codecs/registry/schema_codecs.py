@@ -28,8 +28,8 @@ class SchemaCodec(ABC):
         """Decodes a value. Raises CodecError."""
 
     @abstractmethod
-    def from_json(self, value: Any) -> Any:
-        """Converts decoded JSON to a value. Raises CodecError with the field."""
+    def from_json(self, value: Any, size: int) -> Any:
+        """Converts decoded JSON of `size` bytes to a value. Raises CodecError with the field."""
 
 
 class AvroSchemaCodec(SchemaCodec):
@@ -55,8 +55,8 @@ class AvroSchemaCodec(SchemaCodec):
     def decode(self, data: bytes) -> Any:
         return self._decode(data)
 
-    def from_json(self, value: Any) -> Any:
-        return self._from_json(value)
+    def from_json(self, value: Any, size: int) -> Any:
+        return self._from_json(value, size)
 
 
 class JsonSchemaCodec(SchemaCodec):
@@ -86,7 +86,7 @@ class JsonSchemaCodec(SchemaCodec):
     def decode(self, data: bytes) -> Any:
         return self._codec.decode(data)
 
-    def from_json(self, value: Any) -> Any:
+    def from_json(self, value: Any, size: int) -> Any:
         return value
 
 
@@ -119,7 +119,7 @@ class ProtobufSchemaCodec(SchemaCodec):
     def encode(self, value: Any) -> bytes:
         codec = self._codec(self._path)
         if isinstance(value, dict):
-            value = self.from_json(value)
+            value = self._parsed(value)
         elif getattr(getattr(value, "DESCRIPTOR", None), "full_name", None) == self._messages[self._path]:
             from gantrymq.codecs.protobuf import ProtobufCodec
 
@@ -133,7 +133,10 @@ class ProtobufSchemaCodec(SchemaCodec):
             raise CodecError(f"the schema has no message at {list(path)}, which the body names")
         return self._codec(path).decode(rest)
 
-    def from_json(self, value: Any) -> Any:
+    def from_json(self, value: Any, size: int) -> Any:
+        return self._parsed(value)
+
+    def _parsed(self, value: Any) -> Any:
         from google.protobuf import json_format
 
         try:
