@@ -53,6 +53,11 @@ def log_text(text: str, longest: int = LONGEST_TEXT) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def terminal_text(text: str) -> str:
+    r"""Returns a text of several lines for a terminal. Unprintable characters, such as \x1b, are escaped."""
+    return "\n".join(log_text(line, LONGEST_LINE) for line in text.split("\n"))
+
+
 def peer_log(name: str) -> logging.Logger:
     """Returns the logger `name` with a PeerFilter. For modules whose log lines a peer can cause."""
     log = logging.getLogger(name)

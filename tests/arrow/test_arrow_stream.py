@@ -13,7 +13,7 @@ from wait_until import until
 from gantrymq.arrow import TopicStream, stream_topic, write_topic
 from gantrymq.arrow.topic_stream import COMMIT_INTERVAL_S, ROUND_ROWS
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import ClientError, DataLost
+from gantrymq.errors import ClientError, ConfigError, DataLost
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
@@ -124,6 +124,11 @@ def test_a_timeout_ends_a_stream(cluster: EmbeddedCluster) -> None:
             assert await read(stream, 10) == list(range(10, 20))
 
     asyncio.run(run())
+
+
+def test_an_invalid_position(cluster: EmbeddedCluster) -> None:
+    with pytest.raises(ConfigError, match=r"position: a dictionary was expected, .* not '\{"):
+        stream_topic(cluster.name_server, "stream", position='{"stream": {}}')  # type: ignore[arg-type]
 
 
 async def committed(admin: AdminClient, cluster: EmbeddedCluster, group: str, queues: int) -> list[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from wait_until import wait_until
@@ -109,6 +110,7 @@ def test_a_repeated_write_is_stored_once(cluster: EmbeddedCluster) -> None:
     [
         ({"columns": ["bodies"]}, "no column 'bodies'"),
         ({"columns": []}, "at least one column"),
+        ({"columns": "body"}, "columns: a list of names was expected, not the text 'body'"),
         ({"columns": ["body", "body"]}, "named twice"),
         ({"filter": [("tags", "~", "a")]}, "no operator '~'"),
         ({"filter": [("tags", "=", None)]}, "is None"),
@@ -120,6 +122,8 @@ def test_a_repeated_write_is_stored_once(cluster: EmbeddedCluster) -> None:
         ({"filter": "a >"}, "sql92"),
         ({"start": datetime(2026, 1, 1)}, "no time zone"),
         ({"start": "yesterday"}, "startingOffsets"),
+        ({"start": date(2026, 1, 1)}, "start: datetime.date.* is none of 'earliest'"),
+        ({"end": {("broker-a", 0): 1}}, "end: .* is none of 'earliest'"),
         ({"start": datetime.now(UTC) + timedelta(days=1)}, "future"),
         ({"start": {"broker-a:9999": 1}}, "broker-a:9999"),
         ({"options": {"minPartitions": "2"}}, "no meaning"),
@@ -142,6 +146,7 @@ def test_invalid_arguments(cluster: EmbeddedCluster, arguments: dict[str, Any], 
         (pa.table({"body": ["a"], "topic": ["t"]}), "either a topic or a column topic"),
         (pa.table({"body": ["a"], "deliverAt": [datetime(2026, 1, 1)]}), "without a time zone"),
         ([1, 2], "list has no Arrow data"),
+        (pl.Series("body", ["a"]), "Series is no table with columns"),
     ],
 )
 def test_invalid_rows(cluster: EmbeddedCluster, rows: Any, problem: str) -> None:
@@ -157,6 +162,29 @@ def test_frames_of_pandas(cluster: EmbeddedCluster) -> None:
     assert bodies(cluster, "pandas") == [1, 2]
     with pytest.raises(ConfigError, match="no use for column 'number'"):
         write_topic(cluster.name_server, "pandas", filtered.rename_axis("number"))
+
+
+@pytest.mark.parametrize("write", ["load", ("", 1), ("load",)])
+def test_an_invalid_name_of_a_write(cluster: EmbeddedCluster, write: Any) -> None:
+    with pytest.raises(ConfigError, match="is no name and number, such as"):
+        write_topic(cluster.name_server, "rows", numbers(1), exactly_once=write)
+
+
+@pytest.mark.parametrize("tags", [pl.Categorical, pl.Enum(["A", "B"])])
+def test_frames_of_polars(cluster: EmbeddedCluster, tags: Any) -> None:
+    topic = f"polars-{type(tags).__name__}"
+    frame = pl.DataFrame({"body": ["a", "b", "c"], "tags": ["A", None, "B"]}, schema_overrides={"tags": tags})
+    assert write_topic(cluster.name_server, topic, frame) == 3
+    rows = pl.from_arrow(read_topic(cluster.name_server, topic, columns=["body", "tags"]))
+    assert sorted(rows.rows()) == [(b"a", "A"), (b"b", None), (b"c", "B")]
+
+
+def test_polars_reads_a_topic_without_selected_rows(cluster: EmbeddedCluster) -> None:
+    write_topic(cluster.name_server, "polars-empty", numbers(1))
+    reader = read_topic(cluster.name_server, "polars-empty", columns=["body"], filter=[("tags", "=", "None")])
+    frame = pl.from_arrow(reader)
+    assert frame.schema == {"body": pl.Binary}
+    assert frame.is_empty()
 
 
 def test_an_empty_body_names_its_row(cluster: EmbeddedCluster) -> None:

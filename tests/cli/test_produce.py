@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +27,7 @@ from gantrymq import (
 )
 from gantrymq.cli.json_message import decode
 from gantrymq.cli.main import run
+from gantrymq.cli.produce_delivery import _chunks
 from gantrymq.cli.produce_input import MAX_LENGTH, MessageMaker, Splitter
 from gantrymq.cli.values import unescape
 from gantrymq.errors import BodyError, NoRouteInfo
@@ -375,3 +378,17 @@ def test_progress_on_a_terminal(cluster: EmbeddedCluster, topic: str, tmp_path: 
         process.kill()
         process.wait()
         os.close(leader)
+
+
+def test_input_after_the_end_of_the_command_gives_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    os.mkfifo(path := tmp_path / "input")
+
+    async def interrupted() -> None:
+        (event := asyncio.Event()).set()
+        assert [chunk async for chunk in _chunks([path], event)] == []
+
+    asyncio.run(interrupted())
+    # The thread that reads the input has waited for this, after the end of the event loop.
+    path.write_bytes(b"late")
+    wait_until(lambda: not any(thread.name == "gantry-produce-input" for thread in threading.enumerate()))
+    assert [str(warning.message) for warning in recwarn] == []

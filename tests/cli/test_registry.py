@@ -80,6 +80,26 @@ def test_produce_and_consume(
     assert capsysbinary.readouterr().out.startswith(prefix(1))
 
 
+def test_errors_do_not_control_the_terminal(
+    cluster: EmbeddedCluster, registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.add("escapes-value", json.dumps({"$ref": "\x1b[2J"}), "JSON")
+    registry.add("escapes-value", json.dumps("\x1b[2J"))
+    at = ["-n", cluster.name_server, "--registry", registry.url]
+    # The last schema can't be used: the command ends with the error.
+    assert run(["produce", "escapes", lines(tmp_path, "1"), *at]) == 1
+    del registry.subjects["escapes-value"][1]
+    # The line does not match the schema: the command prints its number.
+    assert run(["produce", "escapes", lines(tmp_path, "1"), *at]) == 1
+    with SyncProducer(Producer(cluster.name_server, "escapes")) as producer:
+        producer.send(Message("escapes", prefix(2) + b"1"))
+    assert run(["consume", "escapes", "-e", *at]) == 0
+    assert run(["consume", "escapes\x1b[2J", "-e", *at]) == 1
+    problems = capsys.readouterr().err
+    assert "\x1b" not in problems
+    assert problems.count("\\x1b[2J") == 4
+
+
 def test_an_invalid_line_names_line_and_field(
     cluster: EmbeddedCluster, registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gantrymq.arrow import write_topic
 from gantrymq.cli.main import run
-from gantrymq.codecs.json_types import JsonTypes
+from gantrymq.codecs.json_types import JsonTypes, infer_fields
 from gantrymq.testing.embedded import EmbeddedCluster
 
 pa = pytest.importorskip("pyarrow")
@@ -55,6 +56,22 @@ def test_a_body_of_brackets() -> None:
     for _ in range(100_000):
         value = [value]
     assert ddl(value).count("ARRAY<") == 101
+
+
+def test_names_that_are_not_unicode_are_left_out() -> None:
+    found = infer_fields([rb'{"a": 1, "\ud800": 1, "b": [{"\udfff": 2, "c": "\ud800"}]}'], "topic 'orders'")
+    assert found.ddl == "a BIGINT, b ARRAY<STRUCT<c: STRING>>"
+    assert found.remarks == ["2 fields are left out, because their names are not Unicode text"]
+
+
+def test_the_bodies_of_a_sample_are_not_in_memory_together() -> None:
+    tracemalloc.start()
+    try:
+        found = infer_fields((b'{"a": "%s"}' % (b"x" * 1_000_000) for _ in range(50)), "topic 'orders'")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert found.ddl == "a STRING"
 
 
 def test_mixed_types_are_named() -> None:

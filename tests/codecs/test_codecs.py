@@ -143,6 +143,43 @@ def test_any_bytes_are_a_value_or_a_codec_error(codec: Codec[Any], data: bytes) 
         return
 
 
+def record(name: str, *types: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{number}", "type": type_} for number, type_ in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def test_empty_fields_of_avro_do_not_multiply() -> None:
+    schema = record("R0", *["null"] * 10)
+    for number in range(1, 9):
+        schema = record(f"R{number}", schema, *[f"R{number - 1}"] * 9)
+    with pytest.raises(CodecError, match="has more than 100 fields without bytes"):
+        AvroCodec(schema)
+    assert AvroCodec(record("R", *["null"] * 100, "int")).decode(b"\2")["f100"] == 1
+
+
+def test_sizes_of_avro_types_are_checked() -> None:
+    # With a negative size, the check returned to the start of the block, without end.
+    back = record("R", "int", {"type": "fixed", "name": "F", "size": -2})
+    with pytest.raises(CodecError, match="type F of the schema has an invalid size of -2 bytes"):
+        AvroCodec({"type": "array", "items": back})
+    with pytest.raises(CodecError, match="no Avro schema"):
+        AvroCodec({"type": "fixed", "name": "F", "size": "x"})
+
+
+def test_a_decimal_of_avro_has_a_limit() -> None:
+    # The conversion of 4 MiB took minutes, and nothing could interrupt it.
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 3000, "scale": 0}
+    lengths = AvroCodec("bytes")
+    largest = lengths.encode(b"\x7f" * 1000)
+    assert AvroCodec(decimal).decode(largest).adjusted() == 2407
+    with pytest.raises(CodecError, match="a decimal has more than 1000 bytes"):
+        AvroCodec(decimal).decode(lengths.encode(b"\x7f" * 1001))
+    with pytest.raises(CodecError, match="a scale of more than 10000"):
+        AvroCodec(decimal | {"precision": 1_000_000_000, "scale": 1_000_000_000})
+    with pytest.raises(CodecError, match="invalid size of 1001 bytes"):
+        AvroCodec(decimal | {"type": "fixed", "name": "F", "size": 1001, "precision": 2})
+
+
 def received(data: bytes) -> MessageExt:
     record = Record(0, 3, 0, 17, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, data, b"orders", b"UNIQ_KEY\x01ID1")
     return MessageExt(record, "broker-a")

@@ -208,6 +208,18 @@ def test_json_schemas_that_cannot_be_checked(registry: Registry, schema: Any, pr
         RegistryCodec(registry.url, subject="orders-value").encode({})
 
 
+def test_unions_of_a_recursive_schema_do_not_multiply(registry: Registry) -> None:
+    other = {"type": "record", "name": "B", "fields": [{"name": "x", "type": ["null", "A", "B"]}]}
+    schema = {"type": "record", "name": "A", "fields": [{"name": "x", "type": ["null", "A", other]}]}
+    registry.add("orders-value", json.dumps(schema))
+    codec = RegistryCodec(registry.url, subject="orders-value")
+    deep = b'{"x": ' * 50 + b"%s" + b"}" * 50
+    assert codec.encode_json(deep % b"null")
+    # Each of 50 levels can be A or B.
+    with pytest.raises(CodecError, match="too many combinations"):
+        codec.encode_json(deep % b"1")
+
+
 def test_recursive_schemas(registry: Registry) -> None:
     node = {
         "type": "record",
@@ -389,6 +401,28 @@ def test_a_schema_that_is_invalid(registry: Registry, kind: str) -> None:
     registry.add("orders-value", "<xml>", kind)
     with pytest.raises(CodecError, match=r"schema 1"):
         RegistryCodec(registry.url, subject="orders-value").load()
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ('{"type": "array", "items": "null"}', "the schema has an array whose items take no bytes: .*"),
+        ('"\\u001b[2J"', r"no Avro schema: .*\\x1b\[2J"),
+    ],
+)
+def test_an_error_names_the_schema(registry: Registry, schema: str, problem: str) -> None:
+    registry.add("orders-value", schema)
+    wanted = rf"schema 1 in the schema registry can't be used: {problem}: register it anew"
+    with pytest.raises(CodecError, match=wanted):
+        RegistryCodec(registry.url, subject="orders-value").load()
+
+
+def test_a_huge_type_of_a_schema_gives_a_short_error(registry: Registry) -> None:
+    registry.add("orders-value", "x", "\x1bX" * 100_000)
+    with pytest.raises(CodecError) as e:
+        RegistryCodec(registry.url, subject="orders-value").load()
+    assert len(str(e.value)) < 1000
+    assert str(e.value).isprintable()
 
 
 def test_a_huge_answer(registry: Registry) -> None:

@@ -90,6 +90,11 @@ def _boundary_option(kind: str, boundary: Boundary, topics: Sequence[str]) -> di
         return {f"{kind}Timestamp": str(zoned_milliseconds(what, boundary))}
     if isinstance(boundary, str):
         return {f"{kind}Offsets": boundary}
+    if not isinstance(boundary, Mapping) or not all(isinstance(queue, str) for queue in boundary):
+        raise ConfigError(
+            f"{what}: {boundary!r} is none of 'earliest', 'latest', a datetime with a time zone, and offsets of queues "
+            'such as {"broker-a:0": 120}'
+        )
     if len(topics) != 1:
         raise ConfigError(f"{what}: offsets of queues need a single topic, not {', '.join(topics)}")
     return {f"{kind}Offsets": json.dumps({topics[0]: dict(boundary)})}

@@ -56,6 +56,8 @@ class RowFilter:
         if columns is None:
             left_out = {PROPERTIES: not include_properties, BODY_ERROR: not include_body_error}
             columns = [name for name in kinds if not left_out.get(name, False)]
+        if isinstance(columns, str):
+            raise ConfigError(f"columns: a list of names was expected, not the text {columns!r}")
         if not columns:
             raise ConfigError("a read needs at least one column")
         for name in columns:
@@ -84,6 +86,20 @@ class RowFilter:
                 rows = batch.filter(reduce(pc.and_kleene, (self._mask(batch, *each) for each in self._conditions)))
             if rows.num_rows:
                 yield rows.select(names) if has_more else rows
+
+    def reader(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+        """Returns a reader of the selected rows and columns. If no row is selected, it has one empty batch.
+
+        Otherwise `polars.from_arrow` would fail, because it creates a table from the batches alone.
+        """
+        return pa.RecordBatchReader.from_batches(self.schema, self._at_least_one(self.apply(batches)))
+
+    def _at_least_one(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is None:
+            first = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in self.schema.types], schema=self.schema)
+        yield first
+        yield from batches
 
     def _with_conditions(self, kinds: dict[str, pa.DataType]) -> pa.Schema:
         names = dict.fromkeys([*self.schema.names, *(column for column, _, _ in self._conditions)])

@@ -52,7 +52,8 @@ def read_topic(
     Raises:
         ConfigError: An argument or option is invalid, or there are no messages since the starting time.
         NoRouteInfo: A topic has no route.
-        BrokerUnavailable: A broker with some of the messages is down.
+        BrokerUnavailable: A broker with some of the messages is not registered, after retries.
+        RemotingError: A NameServer or broker does not respond, after retries.
         DataLost: The messages at the start or the end no longer exist.
 
     Example:
@@ -67,7 +68,7 @@ def read_topic(
         rows.push(pushed)
         parsed = with_tags(parsed, pushed.tags)
     batches = read_ranges(_plan(parsed, pushed), parsed, rows.decoded)
-    return pa.RecordBatchReader.from_batches(rows.schema, rows.apply(batches))
+    return rows.reader(batches)
 
 
 def row_filter(options: ReadOptions, conditions: Sequence[Condition], columns: Sequence[str] | None) -> RowFilter:

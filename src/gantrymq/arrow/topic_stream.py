@@ -87,6 +87,8 @@ def stream_topic(
     pushed = PushedFilters()
     for condition in conditions:
         pushed.push(*condition)
+    if position is not None and not isinstance(position, Mapping):
+        raise ConfigError(f"position: a dictionary was expected, as TopicStream.position is, not {position!r:.200}")
     known = None if position is None else StreamPosition.from_json(dict(position))
     return TopicStream(
         with_tags(parsed, pushed.tags), rows, known, duration_s("poll_interval", poll_interval, ConfigError)

@@ -61,7 +61,8 @@ def write_topic(
         IllegalMessage: A row can't be a message. Rows before it may already be stored.
         ClientError: A repeated write has fewer rows than the first write.
         BrokerError: A broker has refused a message, for example because a repeated write has other rows.
-        BrokerUnavailable: No broker of the topic has accepted a message until retryTimeoutMs.
+        BrokerUnavailable: No broker of the topic is registered, after retries.
+        RemotingError: No NameServer, or no broker of the topic, responds, after retries.
 
     Example:
         `write_topic("127.0.0.1:9876", "orders", pl.DataFrame({"body": ["one", "two"], "tags": ["new", "new"]}))`
@@ -97,6 +98,8 @@ def _options(
     if topic is not None:
         given["topic"] = topic
     if exactly_once is not None:
+        if not isinstance(exactly_once, tuple | list) or len(exactly_once) != 2 or not exactly_once[0]:
+            raise ConfigError(f"exactly_once: {exactly_once!r} is no name and number, such as ('load-orders', 1)")
         name, number = exactly_once
         given |= {"exactlyOnce": "true", "txnAppId": name, "txnVersion": str(number)}
     return WriteOptions.of(Values(given, WRITE_OPTIONS, "write"), streaming=False)
@@ -109,19 +112,35 @@ def _reader(rows: Any) -> pa.RecordBatchReader:
         rows = pa.Table.from_batches([rows])
     if not hasattr(rows, "__arrow_c_stream__"):
         raise ConfigError(f"{type(rows).__name__} has no Arrow data: a table, a DataFrame or a reader was expected")
-    return pa.RecordBatchReader.from_stream(rows)
+    try:
+        return pa.RecordBatchReader.from_stream(rows)
+    except pa.ArrowInvalid as e:
+        raise ConfigError(f"{type(rows).__name__} is no table with columns: {e}") from e
 
 
 def _slices(reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for batch in reader:
+        whole = [_without_view(batch.column(field.name)) for field in schema]
         for start in range(0, batch.num_rows, _SLICE_ROWS):
-            piece = batch.slice(start, _SLICE_ROWS)
+            pieces = [column.slice(start, _SLICE_ROWS) for column in whole]
             try:
-                columns = [_cast(piece.column(field.name), field.type) for field in schema]
+                columns = [_cast(piece, field.type) for piece, field in zip(pieces, schema, strict=True)]
             except pa.ArrowException as e:
-                last = start + piece.num_rows - 1
+                last = min(start + _SLICE_ROWS, batch.num_rows) - 1
                 raise IllegalMessage(f"rows {start} to {last} of a batch have an invalid value: {e}") from e
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _without_view(column: pa.Array) -> pa.Array:
+    """Converts the values of a dictionary, such as a Categorical of Polars: Arrow can't cast dictionaries of views."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.large_string())
+    elif pa.types.is_binary_view(values.type):
+        values = values.cast(pa.large_binary())
+    return pa.DictionaryArray.from_arrays(column.indices, values)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:

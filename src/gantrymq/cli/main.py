@@ -43,13 +43,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (GantryError, OSError) as e:
         if debug:
             raise
-        print(f"gantry: {e}", file=sys.stderr)
+        _print_error(e)
         return 1
     except Exception as e:
         if debug:
             raise
-        print(f"gantry: {type(e).__name__}: {e} (gantry --debug shows where)", file=sys.stderr)
+        _print_error(f"{type(e).__name__}: {e} (gantry --debug shows where)")
         return 1
+
+
+def _print_error(error: object) -> None:
+    # Imported here, because commands without an error need less time without it.
+    from gantrymq.logs import terminal_text
+
+    print(f"gantry: {terminal_text(str(error))}", file=sys.stderr)
 
 
 def _run_quickly(arguments: Sequence[str]) -> int | None:

@@ -25,6 +25,7 @@ from gantrymq.client.producing.message_encoder import may_be_batched
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.errors import BodyError, GantryError, IllegalMessage
+from gantrymq.logs import terminal_text
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import KEYS
 
@@ -152,9 +153,9 @@ async def _run(
             pass
     if tally.bad:
         many = f"left out {tally.bad:,} bad, the first is " if skip_bad else ""
-        print(f"gantry: {many}{tally.first_bad}", file=sys.stderr)
+        print(f"gantry: {many}{terminal_text(tally.first_bad)}", file=sys.stderr)
     if tally.error is not None:
-        print(f"gantry: {tally.error}", file=sys.stderr)
+        print(f"gantry: {terminal_text(str(tally.error))}", file=sys.stderr)
     if live or tally.error is not None or interrupted.is_set() or tally.unsafe or tally.bad:
         print(_summary(tally, time.perf_counter() - began), file=sys.stderr)
     if tally.error is not None or (tally.bad and not skip_bad):
@@ -269,7 +270,12 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
     chunks: asyncio.Queue[tuple[Path, bytes] | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
 
     def put(item: tuple[Path, bytes] | BaseException | None) -> None:
-        asyncio.run_coroutine_threadsafe(chunks.put(item), loop).result()
+        putting = chunks.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        finally:
+            # If the loop is closed, nothing else awaits it, and Python would print a warning.
+            putting.close()
 
     def read() -> None:
         # RuntimeError: the event loop is closed, so further input is not needed.

@@ -8,6 +8,7 @@ import sys
 from gantrymq.codecs.registry.codec import RegistryCodec
 from gantrymq.codecs.registry.settings import OptionNames, RegistrySettings, split_urls
 from gantrymq.errors import CodecError
+from gantrymq.logs import terminal_text
 from gantrymq.protocol.message import MessageExt
 
 #: Environment variables with credentials. Other users can see the options of a command, so there are none for this.
@@ -63,7 +64,7 @@ class RegisteredBodies:
         except CodecError as e:
             self._notes += 1
             if self._notes <= _MAX_NOTES:
-                print(f"gantry: shown as it was sent: {e}", file=sys.stderr)
+                print(f"gantry: shown as it was sent: {terminal_text(str(e))}", file=sys.stderr)
             if self._notes == _MAX_NOTES:
                 print("gantry: further bodies that cannot be decoded have no note", file=sys.stderr)
             return None

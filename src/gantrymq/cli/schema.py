@@ -12,7 +12,8 @@ import typer
 from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
 from gantrymq.cli.target import Target, find_target
-from gantrymq.codecs.json_types import DEFAULT_SAMPLE, infer_fields
+from gantrymq.codecs.json_types import DEFAULT_SAMPLE, FieldInference, InferredFields
+from gantrymq.logs import terminal_text
 
 app = new_app(no_args_is_help=True)
 #: If no message arrives for this time, the command ends with an error, in seconds.
@@ -56,10 +57,9 @@ def infer(
     if registry is not None:
         print(_registered_ddl(registry, subject or f"{topic}-value"))
         return
-    bodies = asyncio.run(_newest_bodies(find_target(name_servers, context, tls_config, acl_config), topic, sample))
-    fields = infer_fields(bodies, f"topic {topic!r}")
+    fields = asyncio.run(_inferred(find_target(name_servers, context, tls_config, acl_config), topic, sample))
     for remark in fields.remarks:
-        print(remark, file=sys.stderr)
+        print(terminal_text(remark), file=sys.stderr)
     print(fields.ddl)
 
 
@@ -75,13 +75,14 @@ def _registered_ddl(urls: str, subject: str) -> str:
     return fields_ddl(type_of_subject(settings(urls), subject))
 
 
-async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
-    """Returns the newest bodies of each queue, about `count` in total at most."""
+async def _inferred(target: Target, topic: str, count: int) -> InferredFields:
+    """Returns the fields of the newest bodies of each queue, about `count` bodies in total at most."""
     from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, LitePullConsumer
     from gantrymq.errors import BrokerUnavailable
     from gantrymq.protocol.topic_name import TOOLS_GROUP
 
-    bodies: list[bytes] = []
+    # Without a list of the bodies, because 1000 large ones can need gigabytes.
+    inference = FieldInference(f"topic {topic!r}")
     async with LitePullConsumer(
         target.name_servers,
         TOOLS_GROUP,
@@ -98,9 +99,10 @@ async def _newest_bodies(target: Target, topic: str, count: int) -> list[bytes]:
         last = monotonic()
         while behind := [queue for queue, end in ends.items() if reader.position(queue) < end]:
             messages = await reader.poll(max_messages=MAX_POLL_MESSAGES, timeout=0.1)
-            bodies += [message.body for message in messages]
+            for message in messages:
+                inference.add(message.body)
             if messages:
                 last = monotonic()
             elif monotonic() - last > _NO_PROGRESS_S:
                 raise BrokerUnavailable(f"no message of {', '.join(map(str, behind))} in {_NO_PROGRESS_S:g} s")
-    return bodies
+    return inference.result()

@@ -29,8 +29,8 @@ class AvroCodec(Codec[Any]):
         reader: Another schema, to which values are converted when they are read (Avro's schema resolution).
 
     Raises:
-        CodecError: The schema is invalid, or has arrays whose items take no bytes, so that a few bytes could encode any
-            number of items.
+        CodecError: The schema is invalid, or has arrays whose items take no bytes, or records with more than 100 fields
+            that take no bytes, so that a few bytes could encode any number of values.
     """
 
     content_type = "application/avro"
@@ -41,9 +41,11 @@ class AvroCodec(Codec[Any]):
         try:
             self._schema = parse_schema(schema)
             self._reader = None if reader is None else parse_schema(reader)
+            self._check = avro_check(self._schema)
+        except CodecError:
+            raise
         except Exception as e:
             raise CodecError(f"no Avro schema: {type(e).__name__}: {e}") from e
-        self._check = avro_check(self._schema)
         self._name = schema["name"] if isinstance(schema, dict) and "name" in schema else "value"
 
     @classmethod

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum, auto
 from typing import Any, NamedTuple
 
@@ -42,33 +42,55 @@ class InferredFields(NamedTuple):
     remarks: list[str]
 
 
-def infer_fields(bodies: Collection[bytes], source: str) -> InferredFields:
-    """Derives the fields of JSON bodies.
+def infer_fields(bodies: Iterable[bytes], source: str) -> InferredFields:
+    """Derives the fields of JSON bodies. See `FieldInference`."""
+    inference = FieldInference(source)
+    for body in bodies:
+        inference.add(body)
+    return inference.result()
+
+
+class FieldInference:
+    """Derives the fields of JSON bodies, which need not be in memory together.
 
     Args:
-        bodies: The sample.
         source: The origin of the sample in errors, for example `topic 'orders'`.
-
-    Raises:
-        ClientError: The sample is empty, or no body is a JSON object with fields.
     """
-    if not bodies:
-        raise ClientError(f"{source} has no message: its schema can't be inferred")
-    types = JsonTypes()
-    others = 0
-    for body in bodies:
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._types = JsonTypes()
+        self._count = 0
+        self._others = 0
+        self._left_out = 0
+
+    def add(self, body: bytes) -> None:
+        """Adds a body of the sample."""
+        self._count += 1
         try:
-            value = json.loads(body)
+            value = json.loads(body, object_pairs_hook=self._with_text_names)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            types.add(value)
+            self._types.add(value)
         else:
-            others += 1
-    if not (ddl := types.fields_ddl()):
-        raise ClientError(f"none of {len(bodies)} messages of {source} is a JSON object with fields")
-    remarks = [f"{others} of {len(bodies)} bodies are not JSON objects"] if others else []
-    return InferredFields(ddl, remarks + [f"several types in {description}" for description in types.mixed()])
+            self._others += 1
+
+    def result(self) -> InferredFields:
+        """Returns the fields. Raises ClientError if the sample is empty, or no body is a JSON object with fields."""
+        if not self._count:
+            raise ClientError(f"{self._source} has no message: its schema can't be inferred")
+        if not (ddl := self._types.fields_ddl()):
+            raise ClientError(f"none of {self._count} messages of {self._source} is a JSON object with fields")
+        remarks = [f"{self._others} of {self._count} bodies are not JSON objects"] if self._others else []
+        if self._left_out:
+            remarks.append(f"{self._left_out} fields are left out, because their names are not Unicode text")
+        return InferredFields(ddl, remarks + [f"several types in {field}" for field in self._types.mixed()])
+
+    def _with_text_names(self, fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = {name: value for name, value in fields if _is_text(name)}
+        self._left_out += len(dict(fields)) - len(found)
+        return found
 
 
 class _Kind(StrEnum):
@@ -147,6 +169,15 @@ class JsonTypes:
             yield from self._items.mixed(f"{path}[]")
         for name, field in self._fields.items():
             yield from field.mixed(f"{path}.{name}" if path else name)
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name has an encoding. JSON can have half of a surrogate pair, such as `\\ud800`."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _quoted(name: str) -> str:

@@ -73,7 +73,7 @@ def scan_store(
         include_body_error=parsed.returns_corrupt_bodies,
     )
     batches = _read_all(plan(parsed), parsed, rows.decoded)
-    return pa.RecordBatchReader.from_batches(rows.schema, rows.apply(batches))
+    return rows.reader(batches)
 
 
 def _read_all(parts: Sequence[LogRange], options: StoreOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:

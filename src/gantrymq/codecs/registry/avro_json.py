@@ -6,6 +6,7 @@ It is the inverse of `Codec.to_json`: bytes are Base64, times are in the format 
 from __future__ import annotations
 
 import binascii
+import threading
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import date, datetime, time
@@ -22,11 +23,32 @@ from gantrymq.errors import CodecError
 Convert = Callable[[Any, str], Any]
 
 
-def avro_from_json(schema: Any) -> Callable[[Any], Any]:
-    """Returns a function that converts decoded JSON to a value of an Avro schema. It raises CodecError."""
-    convert = _Converters().of(parse_schema(schema))
+#: The limit for the types of unions that are tried for one value: this number, and more for each byte of its JSON.
+#: In a recursive schema with unions of several records, the number can double with each level of the value.
+_FREE_ATTEMPTS = 100_000
+_ATTEMPTS_PER_BYTE = 20
 
-    def from_json(value: Any) -> Any:
+
+class _Attempts(threading.local):
+    """The number of types that can still be tried for the value of this thread."""
+
+    left = 0
+
+
+class _TooManyAttempts(CodecError):
+    """Raised if the conversion of a value exceeds its limit."""
+
+
+def avro_from_json(schema: Any) -> Callable[[Any, int], Any]:
+    """Returns a function that converts decoded JSON to a value of an Avro schema. It raises CodecError.
+
+    The second argument of the function is the size of the JSON in bytes.
+    """
+    converters = _Converters()
+    convert = converters.of(parse_schema(schema))
+
+    def from_json(value: Any, size: int) -> Any:
+        converters.attempts.left = _FREE_ATTEMPTS + _ATTEMPTS_PER_BYTE * size
         try:
             return convert(value, "")
         except RecursionError as e:
@@ -39,10 +61,11 @@ class _Converters:
     def __init__(self) -> None:
         #: By full name. Types whose own parts are being processed are missing.
         self._named: dict[str, Convert] = {}
+        self.attempts = _Attempts()
 
     def of(self, schema: Any) -> Convert:
         if isinstance(schema, list):
-            return _union([(branch, self.of(branch)) for branch in schema])
+            return _union([(branch, self.of(branch)) for branch in schema], self.attempts)
         if isinstance(schema, str):
             return _PRIMITIVE.get(schema) or (lambda value, path: self._named[schema](value, path))
         kind = schema["type"]
@@ -165,7 +188,7 @@ def _record(name: str, fields: dict[str, tuple[Convert, bool]]) -> Convert:
     return convert
 
 
-def _union(branches: list[tuple[Any, Convert]]) -> Convert:
+def _union(branches: list[tuple[Any, Convert]], attempts: _Attempts) -> Convert:
     has_null = any(branch == "null" for branch, _ in branches)
     # Bytes come last, because many texts are valid Base64.
     others = sorted(
@@ -179,8 +202,15 @@ def _union(branches: list[tuple[Any, Convert]]) -> Convert:
         if len(others) == 1:
             return others[0][1](value, path)
         for _, of_branch in others:
+            attempts.left -= 1
+            if attempts.left < 0:
+                raise _TooManyAttempts(
+                    "the value fits too many combinations of the types of unions: simplify the schema"
+                )
             try:
                 return of_branch(value, path)
+            except _TooManyAttempts:
+                raise
             except CodecError:
                 continue
         names = [branch if isinstance(branch, str) else branch.get("name", branch["type"]) for branch, _ in branches]

@@ -120,7 +120,7 @@ class RegistryCodec(Codec[Any]):
             value = json.loads(data)
         except (RecursionError, ValueError) as e:
             raise CodecError(f"no JSON: {e}") from e
-        return prefix(schema_id) + codec.encode(codec.from_json(value))
+        return prefix(schema_id) + codec.encode(codec.from_json(value, len(data)))
 
     def decode(self, data: bytes) -> Any:
         """Decodes a body with the schema whose id it has.

@@ -13,6 +13,7 @@ from gantrymq.codecs.registry.client import RegisteredSchema, SchemaRegistry, re
 from gantrymq.codecs.registry.field_errors import listed
 from gantrymq.codecs.registry.wire_format import encode_indexes, split_indexes
 from gantrymq.errors import CodecError, ConfigError
+from gantrymq.logs import log_text
 
 
 class SchemaCodec(ABC):
@@ -27,8 +28,8 @@ class SchemaCodec(ABC):
         """Decodes a value. Raises CodecError."""
 
     @abstractmethod
-    def from_json(self, value: Any) -> Any:
-        """Converts decoded JSON to a value. Raises CodecError with the field."""
+    def from_json(self, value: Any, size: int) -> Any:
+        """Converts decoded JSON of `size` bytes to a value. Raises CodecError with the field."""
 
 
 class AvroSchemaCodec(SchemaCodec):
@@ -43,8 +44,9 @@ class AvroSchemaCodec(SchemaCodec):
         try:
             codec = AvroCodec(parsed)
             self._from_json = avro_from_json(parsed)
-        except (KeyError, RecursionError, TypeError) as e:
-            raise CodecError(f"{name} in the schema registry can't be used: {e!r:.200}: register it anew") from e
+        except (CodecError, KeyError, RecursionError, TypeError) as e:
+            problem = log_text(str(e) if isinstance(e, CodecError) else repr(e), 200)
+            raise CodecError(f"{name} in the schema registry can't be used: {problem}: register it anew") from e
         self._encode, self._decode = codec.encode, codec.decode
 
     def encode(self, value: Any) -> bytes:
@@ -53,8 +55,8 @@ class AvroSchemaCodec(SchemaCodec):
     def decode(self, data: bytes) -> Any:
         return self._decode(data)
 
-    def from_json(self, value: Any) -> Any:
-        return self._from_json(value)
+    def from_json(self, value: Any, size: int) -> Any:
+        return self._from_json(value, size)
 
 
 class JsonSchemaCodec(SchemaCodec):
@@ -84,7 +86,7 @@ class JsonSchemaCodec(SchemaCodec):
     def decode(self, data: bytes) -> Any:
         return self._codec.decode(data)
 
-    def from_json(self, value: Any) -> Any:
+    def from_json(self, value: Any, size: int) -> Any:
         return value
 
 
@@ -117,7 +119,7 @@ class ProtobufSchemaCodec(SchemaCodec):
     def encode(self, value: Any) -> bytes:
         codec = self._codec(self._path)
         if isinstance(value, dict):
-            value = self.from_json(value)
+            value = self._parsed(value)
         elif getattr(getattr(value, "DESCRIPTOR", None), "full_name", None) == self._messages[self._path]:
             from gantrymq.codecs.protobuf import ProtobufCodec
 
@@ -131,7 +133,10 @@ class ProtobufSchemaCodec(SchemaCodec):
             raise CodecError(f"the schema has no message at {list(path)}, which the body names")
         return self._codec(path).decode(rest)
 
-    def from_json(self, value: Any) -> Any:
+    def from_json(self, value: Any, size: int) -> Any:
+        return self._parsed(value)
+
+    def _parsed(self, value: Any) -> Any:
         from google.protobuf import json_format
 
         try:
@@ -176,4 +181,4 @@ def schema_codec(
 
         serialized = registry.schema(schema_id, serialized=True)
         return ProtobufSchemaCodec(registry, schema if serialized is None else serialized, name, encodes)
-    raise CodecError(f"{name} has the type {schema.kind!r}, not AVRO, JSON or PROTOBUF")
+    raise CodecError(f"{name} has the type '{log_text(schema.kind, 50)}', not AVRO, JSON or PROTOBUF")
