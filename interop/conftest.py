@@ -6,12 +6,21 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 from coverage_matrix import Recorder, coverage_of
-from servers import Server, build, gantry_broker, gantry_namesrv, java_broker, java_namesrv, missing_tools
+from servers import (
+    Server,
+    build,
+    gantry_broker,
+    gantry_namesrv,
+    java_broker,
+    java_broker_5_4,
+    java_namesrv,
+    java_namesrv_5_4,
+    missing_tools,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ COMBINATIONS = {
     "gantry-java": (gantry_namesrv, java_broker),
 }
 #: Apache's servers of an earlier version.
-EARLIER = {"java-java@5.4": (partial(java_namesrv, version="5.4"), partial(java_broker, version="5.4"))}
+EARLIER = {"java-java@5.4": (java_namesrv_5_4, java_broker_5_4)}
 
 
 #: For tests of this project's clients: all combinations, and Apache's earlier versions.

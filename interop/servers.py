@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gantrymq.cli.broker_processes import PORT_STEP
@@ -193,6 +194,11 @@ def java_broker(
         version=version,
     )
     return _registered(start(command, "Java broker", port, directory), namesrv)
+
+
+#: Apache's servers of an earlier version.
+java_namesrv_5_4 = partial(java_namesrv, version="5.4")
+java_broker_5_4 = partial(java_broker, version="5.4")
 
 
 def gantry_namesrv(directory: Path, *, python: str = sys.executable, **config: object) -> Server:

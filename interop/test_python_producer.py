@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 from programs import ask, consume, mqadmin, replier
-from servers import Server, gantry_broker, gantry_namesrv, java_broker
+from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_broker_5_4
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -36,7 +35,7 @@ class Cluster:
 
 
 #: Starts the broker of each kind.
-BROKERS = {"java": java_broker, "gantry": gantry_broker, "java@5.4": partial(java_broker, version="5.4")}
+BROKERS = {"java": java_broker, "gantry": gantry_broker, "java@5.4": java_broker_5_4}
 
 
 @pytest.fixture(scope="module", params=BROKERS)

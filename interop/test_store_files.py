@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 from programs import Sent, consume, mqadmin, produce, sample
-from servers import call, gantry_broker, gantry_namesrv, java_broker
+from servers import call, gantry_broker, gantry_namesrv, java_broker, java_broker_5_4
 
 from gantrymq.protocol.codes import RequestCode
 
@@ -18,11 +17,10 @@ ORDERS = {
     "gantry-java-gantry": (gantry_broker, java_broker, gantry_broker),
     "java-gantry-java": (java_broker, gantry_broker, java_broker),
 }
-broker_of_5_4 = partial(java_broker, version="5.4")
 WITH_EARLIER = {
     **ORDERS,
-    "gantry-java-gantry@5.4": (gantry_broker, broker_of_5_4, gantry_broker),
-    "java-gantry-java@5.4": (broker_of_5_4, gantry_broker, broker_of_5_4),
+    "gantry-java-gantry@5.4": (gantry_broker, java_broker_5_4, gantry_broker),
+    "java-gantry-java@5.4": (java_broker_5_4, gantry_broker, java_broker_5_4),
 }
 
 

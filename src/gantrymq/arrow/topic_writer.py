@@ -132,15 +132,15 @@ def _slices(reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def _without_view(column: pa.Array) -> pa.Array:
-    """Converts the values of a dictionary, such as a Categorical of Polars: Arrow can't cast dictionaries of views."""
-    if not pa.types.is_dictionary(column.type):
+    """Returns a column that Arrow can cast. It can't cast dictionaries of views, such as a Categorical of Polars."""
+    values = column.dictionary.type if pa.types.is_dictionary(column.type) else None
+    if values is not None and pa.types.is_string_view(values):
+        kind = pa.large_string()
+    elif values is not None and pa.types.is_binary_view(values):
+        kind = pa.large_binary()
+    else:
         return column
-    values = column.dictionary
-    if pa.types.is_string_view(values.type):
-        values = values.cast(pa.large_string())
-    elif pa.types.is_binary_view(values.type):
-        values = values.cast(pa.large_binary())
-    return pa.DictionaryArray.from_arrays(column.indices, values)
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(kind))
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -63,7 +63,7 @@ class MetricsConfig:
 
     @property
     def has_exporter(self) -> bool:
-        """Whether the metrics go anywhere because of `metrics_exporter_type`."""
+        """Whether `metrics_exporter_type` exports the metrics: to a page, to a collector or to the log."""
         return self.metrics_exporter_type is not MetricsExporterType.DISABLE
 
     @property

@@ -32,8 +32,8 @@ log = peer_log(__name__)
 
 #: Interval of the removal of unused batches in flight, in seconds.
 _CLEAN_S = 300.0
-#: Number of subscriptions that one slice of an expiration removes, and the pause before the next slice, in seconds. A
-#: proxy that is gone leaves those of all its clients. Each takes about 5 us.
+#: Number of subscriptions that one slice of an expiration removes, and the pause before the next slice, in seconds. The
+#: subscriptions of all clients of a proxy expire together if it ends. Each removal takes about 5 us.
 _EXPIRED_AT_ONCE = 1000
 _PAUSE_S = 0.05
 #: The start of the field that distinguishes requests for messages of lite topics, in JSON and in binary headers.

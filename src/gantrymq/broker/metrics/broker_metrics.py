@@ -43,7 +43,7 @@ _CONSUME_MODES = {CONSUME_ACTIVELY: "pull", CONSUME_PASSIVELY: "push", CONSUME_P
 _PUT_OK = "PUT_OK"
 _LANGUAGES = {language.value: language.name.lower() for language in LanguageCode}
 
-#: Time to make the samples of one `Metric`, in seconds. Between two of them, the broker can do other work.
+#: Time limit to create the samples of one `Metric`, in seconds. The broker can serve requests between two metrics.
 _STEP_S = 0.002
 
 T = TypeVar("T")
@@ -482,7 +482,7 @@ class BrokerMetrics(Feature):
 
 
 def _in_steps(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yields the items in lists that take about `_STEP_S` to make; an empty list if there are none."""
+    """Yields the items in lists, each of which takes about `_STEP_S` to create; an empty list if there are no items."""
     some: list[T] = []
     deadline = clock.monotonic() + _STEP_S
     for item in items:

@@ -110,12 +110,15 @@ class OrderlyPops:
         return in_pieces(_OrderFile(self._table))
 
     def remove_unused(self) -> None:
-        """Removes entries that were not used for a day, and those whose queue or group does not exist."""
+        """Removes all entries that `removal` removes."""
         for _ in self.removal():
             pass
 
     def removal(self) -> Iterator[None]:
-        """Does the same as `remove_unused` in steps of about 2 ms."""
+        """Removes entries that were not used for a day, and those whose queue or group does not exist.
+
+        Each step takes about 2 ms. Other work can change the table between two steps.
+        """
         now_ms = clock.now_ms()
         for number, key in enumerate(list(self._table), 1):
             queues = self._table.get(key, {})
