@@ -12,6 +12,8 @@ import fcntl
 import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
@@ -74,8 +76,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = super()._split_scope(nodeid)
             return "tests/spark" if path.startswith("tests/spark/") else path
 
+        def remove_node(self, node: Any) -> str | None:
+            """Gives the tests of a process that died to the others, except the one that ran. Returns that one.
+
+            xdist's own method gives back the tests that have passed, too. A process that gets only such tests has
+            nothing to report, gets nothing more, and the run never ends.
+            """
+            work = self.assigned_work.pop(node)
+            left = [(path, test) for path, tests in work.items() for test, is_done in tests.items() if not is_done]
+            if not left:
+                return None
+            (_, crashed), *others = left
+            for path, test in others:
+                self.workqueue.setdefault(path, {})[test] = False
+            for other in self.assigned_work:
+                self._reschedule(other)
+            print(f"\n{crashed} ran when its process ended{_status_of(node)}", file=sys.stderr)
+            return crashed
+
     # `-n` alone means "load". With another --dist, xdist uses its own scheduler.
     return ByFile(config, log) if config.getoption("dist") == "load" else None
+
+
+def _status_of(node: Any) -> str:
+    """Returns how a process of xdist ended: with a status, or with minus the number of a signal."""
+    try:
+        return f" with {node.gateway._io.popen.wait(10)}"
+    except subprocess.TimeoutExpired:
+        return " only its connection: it still runs"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -51,6 +51,20 @@ def test_what_is_no_unicode():
 """
 
 
+DYING = """
+import os
+import signal
+
+import pytest
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(number):
+    if DIES and number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("shared")
@@ -82,6 +96,18 @@ def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path)
     assert {what for pair in beside for *_, what in pair} == {"beside"}
     # The tests of a file run in one process, one after the other.
     assert all({module for *_, module, _ in pair} == {"test_a", "test_b"} for pair in beside)
+
+
+def test_a_process_that_dies_fails_one_test(tmp_path: Path) -> None:
+    """It has run whole files, and has others before it, when it dies. All other tests run."""
+    shutil.copy(HERE / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
+    for number in range(12):
+        (tmp_path / f"test_{number}.py").write_text(DYING.replace("DIES", str(number == 7)))
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "1 failed, 47 passed" in done.stdout
+    assert "test_7.py::test_it[1] ran when its process ended with -9" in done.stderr
 
 
 @pytest.mark.parametrize(("cores", "gigabytes", "processes"), [(2, 24, 3), (8, 24, 8), (2, 4, 1), (1, 1, 1)])
