@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gantrymq.errors import StoreError
-from gantrymq.store import message_store
+from gantrymq.store.light import unit_database
 from gantrymq.store.light.unit_database import UnitDatabase
 from gantrymq.system import files
 
@@ -71,4 +71,4 @@ class SimUnitDatabase(UnitDatabase):
 
 def install() -> None:
     """Makes all stores use this database."""
-    vars(message_store)["UnitDatabase"] = SimUnitDatabase
+    vars(unit_database)["UnitDatabase"] = SimUnitDatabase

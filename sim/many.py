@@ -13,6 +13,7 @@ import selectors
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -127,7 +128,12 @@ def summary(results: Iterable[Result], took_s: float) -> str:
 
 
 def learn_types() -> None:
-    """Makes msgspec inspect all types once before the forks. Otherwise each run needs some milliseconds for it."""
+    """Imports the features of brokers, and makes msgspec inspect all types.
+
+    Otherwise each run needs some milliseconds for it.
+    """
+    for feature in ("controller", "lite", "metrics", "tiered_storage"):
+        import_module(f"gantrymq.broker.{feature}")
     types = [msgspec.Struct]
     for known in types:
         types += known.__subclasses__()

@@ -13,7 +13,7 @@ from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.consumers.lag import ConsumerLag
+from gantrymq.broker.metrics.consumer_lag import ConsumerLag
 from gantrymq.broker.tables.attributes import retention_limits
 from gantrymq.errors import StoreError
 from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody

@@ -11,7 +11,7 @@ from broker_support import Peer
 from constants import change_constant
 from tier_support import BODY_BYTES, deleted, fill, peer_of, started, uploaded
 
-from gantrymq.broker.consumers.lag import ConsumerLag
+from gantrymq.broker.metrics.consumer_lag import ConsumerLag
 from gantrymq.protocol.bodies.stats import ConsumeStats
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, BrokerRole
@@ -35,8 +36,9 @@ from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.tls import client_context
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
-from gantrymq.tier.objects import open_objects
-from gantrymq.tier.tier import Tier
+
+if TYPE_CHECKING:
+    from gantrymq.tier.tier import Tier
 
 
 class BrokerContext:
@@ -62,6 +64,9 @@ class BrokerContext:
         self.tier: Tier | None = None
         if config.store.tiered_store_file_path:
             address = config.store.tiered_store_file_path
+            from gantrymq.tier.objects import open_objects
+            from gantrymq.tier.tier import Tier
+
             self.tier = Tier(open_objects(address, config.broker_cluster_name, config.broker_name))
         self.store = MessageStore(
             config.store,

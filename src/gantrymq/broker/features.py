@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gantrymq.broker.acting import ActingMaster, EscapeBridge, HaInfo, PreOnline
 from gantrymq.broker.admin import (
     AuthAdmin,
@@ -28,31 +30,32 @@ from gantrymq.broker.append import (
 from gantrymq.broker.compaction import Compaction
 from gantrymq.broker.consumers import Assignments, Heartbeats, LockRequests, QueueOffsets, SlowConsumers
 from gantrymq.broker.context import BrokerContext
-from gantrymq.broker.controller import ControllerRequests, ReplicasManager
 from gantrymq.broker.delay import DelayLevels, Delays, Recall, Timer
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.index_builder import IndexBuilder
 from gantrymq.broker.light_queue_commits import LightQueueCommits
-from gantrymq.broker.lite import LiteTopics
-from gantrymq.broker.metrics import BrokerMetrics
 from gantrymq.broker.name_server_lookup import NameServerLookup
 from gantrymq.broker.pop import PopService
 from gantrymq.broker.pull import PullProcessor
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.replication import HaAccess, Replication
 from gantrymq.broker.role_changes import RoleChanges
+from gantrymq.broker.role_requests import RoleRequests
 from gantrymq.broker.send import Deduplication, IdempotentWrites, Replies, RetryTopics, SendProcessor, StoredIds
 from gantrymq.broker.slave import MetadataSync
-from gantrymq.broker.tiered_storage import TieredStorage
 from gantrymq.broker.transaction import Transactions
 from gantrymq.remoting.connection import RequestHandler
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.replication.epoch_file import EpochFile
 from gantrymq.store.delay_level import parse_delay_levels
 
+if TYPE_CHECKING:
+    from gantrymq.broker.controller import ReplicasManager
+    from gantrymq.broker.lite import LiteTopics
+
 
 class Features:
-    """The features of one broker.
+    """The features of one broker. The modules of a feature that is off are not imported: a broker starts sooner.
 
     Attributes:
         all: Every feature, in the order in which they start. They stop in the opposite order.
@@ -108,6 +111,8 @@ class Features:
         )
         self.lite: LiteTopics | None = None
         if store.light is not None:
+            from gantrymq.broker.lite import LiteTopics
+
             self.lite = LiteTopics(context, light=store.light, polling=pulling.polling, pops=pops)
 
         # Roles.
@@ -122,6 +127,8 @@ class Features:
         )
         self.replicas_manager: ReplicasManager | None = None
         if config.enable_controller_mode:
+            from gantrymq.broker.controller import ReplicasManager
+
             self.replicas_manager = ReplicasManager(
                 context,
                 replication=replication,
@@ -136,6 +143,11 @@ class Features:
 
         self.runtime = runtime = RuntimeInfo(context, appender=appender, schedule=schedule, timer=timer)
         relay = ClientRelay(context)
+        tiered_storage: list[Feature] = []
+        if context.tier is not None:
+            from gantrymq.broker.tiered_storage import TieredStorage
+
+            tiered_storage = [TieredStorage(context, tier=context.tier)]
         self.acting_features: list[Feature] = [metadata_sync, transactions, timer, schedule, pops]
         self.all: list[Feature] = [
             *context.tables,
@@ -146,11 +158,11 @@ class Features:
             *([LightQueueCommits(store.light, jobs)] if store.light is not None else []),
             StoreAdmin(context),
             Compaction(context, replication=replication),
-            *([TieredStorage(context, tier=context.tier)] if context.tier is not None else []),
+            *tiered_storage,
             # The features below write to the log when they stop. Replication stops after them, so that slaves receive
             # these records.
             *([self.replicas_manager] if self.replicas_manager is not None else []),
-            ControllerRequests(context, replicas_manager=self.replicas_manager),
+            RoleRequests(context, replicas_manager=self.replicas_manager),
             replication,
             PreOnline(context, replication=replication, schedule=schedule, timer=timer),
             metadata_sync,
@@ -192,6 +204,8 @@ class Features:
             relay,
         ]
         if config.has_metrics:
+            from gantrymq.broker.metrics import BrokerMetrics
+
             self.all.append(
                 BrokerMetrics(
                     context,

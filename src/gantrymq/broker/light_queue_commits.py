@@ -5,9 +5,13 @@ The store itself commits them when there are many. This keeps recovery after a c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.feature import Feature
-from gantrymq.store.light.light_queues import LightQueues
+
+if TYPE_CHECKING:
+    from gantrymq.store.light.light_queues import LightQueues
 
 #: Interval of commits, in seconds.
 _COMMIT_S = 1.0

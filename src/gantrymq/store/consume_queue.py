@@ -13,7 +13,7 @@ import errno
 import logging
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gantrymq.errors import StoreError
 from gantrymq.store.compaction.compaction_log import CompactionLog
@@ -75,6 +75,8 @@ class ConsumeQueue(QueueFiles):
         "topic",
         "topic_bytes",
     )
+    #: Whether this is a light queue.
+    is_light: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gantrymq.background.collector import without_collections
 from gantrymq.background.jobs import Jobs
@@ -30,11 +30,6 @@ from gantrymq.store.directory import StoreDirectory
 from gantrymq.store.flusher import FlushCallback
 from gantrymq.store.get_result import GetResult, GetStatus
 from gantrymq.store.key_lookup import KeyLookup
-from gantrymq.store.light.light_collect import collect_light
-from gantrymq.store.light.light_message_writer import LightMessageWriter
-from gantrymq.store.light.light_queue import LightQueue
-from gantrymq.store.light.light_queues import LightQueueFlusher, LightQueues
-from gantrymq.store.light.unit_database import UnitDatabase
 from gantrymq.store.log_paths import LogPaths
 from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
@@ -48,6 +43,9 @@ from gantrymq.store.store_threads import StoreThreads
 from gantrymq.store.topic_retention import TopicLimits, TopicRetention
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
+
+if TYPE_CHECKING:
+    from gantrymq.store.light.light_queues import LightQueues
 
 __all__ = ["MessageStore", "PutResult"]
 
@@ -123,12 +121,17 @@ class MessageStore:
         self._topic_retention = TopicRetention(self._log, self._queues, topic_limits, self.confirmed_end)
         #: The light queues; None without `enable_lmq`.
         self.light: LightQueues | None = None
-        self._light_units = UnitDatabase(config.light_queue_directory)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
         #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
         self.append = writer.append
         if config.enable_lmq:
-            self.light = LightQueues(self._log, self._light_units, preallocation)
+            # Few stores have light queues, and SQLite takes 2 MiB.
+            from gantrymq.store.light.light_message_writer import LightMessageWriter
+            from gantrymq.store.light.light_queues import LightQueues
+            from gantrymq.store.light.unit_database import UnitDatabase
+
+            units = UnitDatabase(config.light_queue_directory)
+            self.light = LightQueues(self._log, units, preallocation)
             self.append = LightMessageWriter(writer.append, self.light).append
         self.begin_batch = writer.begin_batch
         self.append_batch = writer.append_batch
@@ -201,7 +204,7 @@ class MessageStore:
             if self.light is not None:
                 report = self._jobs.report("flush the units of light queues")
                 interval_s = config.flush_interval_consume_queue_ms / 1000
-                flusher = LightQueueFlusher(self._light_units, self._log, interval_s, report)
+                flusher = self.light.flusher(interval_s, report)
                 flusher.start()
                 stack.callback(flusher.stop)
             self._threads = threads
@@ -487,8 +490,7 @@ class MessageStore:
                     return result
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
-                # A light queue's records have other queue offsets.
-                (partial(collect_light, queue.topic) if type(queue) is LightQueue else collect)(
+                (_light_collect(queue.topic) if queue.is_light else collect)(
                     result,
                     units,
                     self._log,
@@ -710,3 +712,10 @@ class MessageStore:
 def _in_memory_bytes(config: StoreConfig) -> int:
     memory = files.memory()
     return memory * config.access_message_in_memory_max_ratio // 100
+
+
+def _light_collect(topic: str) -> Callable[..., None]:
+    """Returns the function that collects the records of a light queue, which have other queue offsets."""
+    from gantrymq.store.light.light_collect import collect_light
+
+    return partial(collect_light, topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
@@ -18,7 +19,9 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.key_lookup import KeyQuery, Search, by_key, by_tags, by_unique_key
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.queued_record import queued_record
-from gantrymq.tier.tier import Tier
+
+if TYPE_CHECKING:
+    from gantrymq.tier.tier import Tier
 
 #: Name of the field that marks the key as a producer's message id (`MixAll.UNIQUE_MSG_QUERY_FLAG`).
 _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"

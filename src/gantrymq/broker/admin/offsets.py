@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.context import BrokerContext
@@ -25,7 +26,9 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
-from gantrymq.tier.tier import Tier
+
+if TYPE_CHECKING:
+    from gantrymq.tier.tier import Tier
 
 log = peer_log(__name__)
 

@@ -26,7 +26,6 @@ from gantrymq.protocol.multi_dispatch import MAX_NAME_LENGTH
 from gantrymq.protocol.topic_name import group_problem, retry_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
-from gantrymq.store.light.light_queue import LightQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
 
@@ -286,7 +285,7 @@ class Heartbeats(Feature):
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"offset {header.commit_offset} of queue {header.queue_id} is illegal"
             )
-        if type(queue) is LightQueue and not queue.max_offset:
+        if queue is not None and queue.is_light and not queue.max_offset:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the light queue {header.topic} has had no message")
         if queue is not None and self._pulling.is_of_lost(queue, header.consumer_group, header.commit_offset):
             # Members get the correct offset in the response to their next pull. A tool gets an error if the group has

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.errors import RequestRefused
@@ -15,7 +17,9 @@ from gantrymq.protocol.headers.offset import (
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.tier.tier import Tier
+
+if TYPE_CHECKING:
+    from gantrymq.tier.tier import Tier
 
 
 class QueueOffsets(Feature):

@@ -8,6 +8,5 @@ how long a master accepts messages. `roles`, `lease` and `membership` do no I/O 
 from __future__ import annotations
 
 from gantrymq.broker.controller.replicas_manager import ReplicasManager
-from gantrymq.broker.controller.requests import ControllerRequests
 
-__all__ = ["ControllerRequests", "ReplicasManager"]
+__all__ = ["ReplicasManager"]

@@ -13,10 +13,10 @@ from typing import TypeVar
 from gantrymq.broker.acting import ActingMaster
 from gantrymq.broker.admin import RuntimeInfo
 from gantrymq.broker.append import Appender
-from gantrymq.broker.consumers import Backlog, ConsumerLag
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
+from gantrymq.broker.metrics.consumer_lag import Backlog, ConsumerLag
 from gantrymq.broker.metrics.replication_metrics import replication_metrics
 from gantrymq.broker.metrics.tier_metrics import tier_metrics
 from gantrymq.broker.metrics.timer_snapshot import SNAPSHOT_BOUNDS_S, TimerSnapshot

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,8 +22,10 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.lite_topic import lite_topic_of
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, is_light_queue, topic_and_group
-from gantrymq.store.light.light_queues import LightQueues
 from gantrymq.system import files
+
+if TYPE_CHECKING:
+    from gantrymq.store.light.light_queues import LightQueues
 
 OFFSETS_FILE = "consumerOffset.json"
 _SEPARATOR = "@"

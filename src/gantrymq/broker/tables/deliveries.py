@@ -9,7 +9,6 @@ from gantrymq.protocol.multi_dispatch import is_light_queue
 from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult
-from gantrymq.store.light.light_queue import LightQueue
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Deliveries:
         key = (queue.topic, group)
         delivery = self.table.get(key)
         if delivery is None:
-            if type(queue) is LightQueue:
+            if queue.is_light:
                 self._add_light(group, result)
                 return
             delivery = self.table[key] = Delivery()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gantrymq.errors import StoreError
 from gantrymq.protocol.multi_dispatch import LIGHT_QUEUE_ID, MULTI_DISPATCH
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue, Unit
-from gantrymq.store.light.unit_database import UnitDatabase
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
+
+if TYPE_CHECKING:
+    from gantrymq.store.light.unit_database import UnitDatabase
 
 _pack_unit = UNIT.pack
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
@@ -19,6 +23,8 @@ class LightQueue(ConsumeQueue):
 
     `row_id` identifies the queue in the database. It is None until the queue has its first unit.
     """
+
+    is_light = True
 
     __slots__ = ("__weakref__", "_database", "_tail", "_tail_offset", "log_begin", "row_id")
 

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from math import inf
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gantrymq.background.report import JobReport
@@ -40,12 +41,14 @@ from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import UNIT, Unit
 from gantrymq.store.flusher import Flusher
 from gantrymq.store.light.light_queue import LightQueue
-from gantrymq.store.light.unit_database import NewUnit, UnitDatabase
 from gantrymq.store.log_scan import LogScan
 from gantrymq.store.message_writer import PutResult
 from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.system import clock
+
+if TYPE_CHECKING:
+    from gantrymq.store.light.unit_database import NewUnit, UnitDatabase
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +137,10 @@ class LightQueues:
         self._recovered_at = None
         for queue in list(self._used.values()):
             queue.set_recovered(None)
+
+    def flusher(self, interval_s: float, report: JobReport) -> LightQueueFlusher:
+        """Returns a thread that flushes the units to disk every `interval_s` seconds, when it is started."""
+        return LightQueueFlusher(self._database, self._log, interval_s, report)
 
     def _open_database(self) -> None:
         """Opens the database, or begins an empty one if it doesn't belong to the log. Raises StoreError or OSError."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gantrymq.broker.context import BrokerContext
-from gantrymq.broker.controller.replicas_manager import ReplicasManager
 from gantrymq.broker.feature import Feature
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.controller import EpochEntry, EpochEntryCache
@@ -13,8 +14,11 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.replication.epochs import Epochs
 
+if TYPE_CHECKING:
+    from gantrymq.broker.controller import ReplicasManager
 
-class ControllerRequests(Feature):
+
+class RoleRequests(Feature):
     """Handles these requests (`AdminBrokerProcessor`). `replicas_manager` is None outside controller mode."""
 
     def __init__(self, context: BrokerContext, *, replicas_manager: ReplicasManager | None) -> None:
