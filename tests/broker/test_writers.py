@@ -727,3 +727,34 @@ async def test_the_log_goes_on_in_its_next_file(tmp_path: Path, remoting: Remoti
     assert broker.writers.table.ranges["rows@0@w-7"].row == 2
     assert broker.store.max_physical_offset > 4 * 1024 * 1024
     await broker.stop()
+
+
+async def test_a_start_reads_only_the_log_of_the_time_for_which_writers_are_kept(
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await started(tmp_path)
+    await Writer(remoting, broker.port).send(numbered(0))
+    await broker.stop()
+    path = tmp_path / "config" / FILE_NAME
+    before = path.read_text()
+    for ahead_s in (0, KEEP_MS / 1000 + 1):
+        wrong_clock.ahead_s = ahead_s
+        broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        for _ in range(2):
+            await peer.send(TOPIC, bytes(3 * 1024 * 1024), queue_id=3)
+        await broker.stop()
+    path.write_text(before)
+    starts = []
+    look = MessageStore.look_for_records
+
+    def noting(store: MessageStore, mark: bytes, start: int) -> Iterator[Record | None]:
+        starts.append(start)
+        return look(store, mark, start)
+
+    monkeypatch.setattr(MessageStore, "look_for_records", noting)
+    broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
+    # Each file of the log has one message of 3 MiB. The second file has the newest one of before.
+    assert starts == [1 * 4 * 1024 * 1024]
+    assert not len(broker.writers)
+    await broker.stop()

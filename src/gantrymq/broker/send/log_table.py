@@ -1,8 +1,9 @@
 """LogTable: a table that a master derives from its log, because the messages contain its entries.
 
 - A file in the directory of the configuration contains the table for the log up to a physical offset.
-- At start, the broker adds the messages after this offset. If that takes longer than 0.2 s, it continues when the first
-  request needs the table. Such requests wait until the table is complete.
+- At start, the broker adds the messages after this offset, without the log files that have only expired ones. If that
+  takes longer than 0.2 s, it continues when the first request needs the table. Such requests wait until the table is
+  complete.
 - A slave that becomes master reads the log when the first request needs the table.
 """
 
@@ -114,7 +115,8 @@ class LogTable(Feature, ABC):
         start = None if position is None else self._begins(position)
         if start is not None:
             self._all_read.clear()
-            self._start = start
+            # Records before the log of the last `_keep_ms` would only add expired entries.
+            self._start = max(start, self._recent_start())
         else:
             self._begin_anew()
             log.warning("%s doesn't fit the log: it is made from the log from %d on", self._path, self._start)
@@ -126,8 +128,12 @@ class LogTable(Feature, ABC):
         """Discards the table. The next reads build it from the log of the last `_keep_ms`."""
         self._all_read.clear()
         self._records = None
-        self._start = self._store.start_of(now_ms() - self._keep_ms())
+        self._start = self._recent_start()
         self._clear(self._start)
+
+    def _recent_start(self) -> int:
+        """Returns the physical offset of the log file from which on the log has all records of the last `_keep_ms`."""
+        return self._store.start_of(now_ms() - self._keep_ms())
 
     def _read(self, seconds: float) -> bool:
         """Adds the entries in the log to the table for `seconds`. Returns whether the table is complete."""
