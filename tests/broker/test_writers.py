@@ -385,6 +385,7 @@ async def test_a_topic_that_was_made_anew(broker: Broker, remoting: RemotingClie
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     delete = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
     assert delete.code == ResponseCode.SUCCESS
+    assert not len(broker.writers)
     await peer.send(TOPIC, b"other")
     await peer.send(TOPIC, b"other")
     await Writer(remoting, broker.port).send(numbered(0, 1))

@@ -11,7 +11,7 @@ written before the first row is stored. Without this file, the table is empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from gantrymq.broker.append import Appender
@@ -86,6 +86,7 @@ class IdempotentWrites(LogTable):
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         #: Topic -> largest queue id in the table.
         self._last_queues: dict[str, int] = {}
+        context.events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
 
     def __len__(self) -> int:
         return len(self.table.ranges)
@@ -270,8 +271,19 @@ class IdempotentWrites(LogTable):
     def _has_queue(self, topic: str, queue_id: int) -> None:
         self._last_queues[topic] = max(queue_id, self._last_queues.get(topic, 0))
 
+    def _topics_deleted(self, names: Collection[str]) -> None:
+        """Removes all entries of deleted topics."""
+        had_rows = {name for name in names if self._last_queues.pop(name, None) is not None}
+        if not had_rows:
+            return
+        for place in [place for place in self._queues if place[0] in had_rows]:
+            del self._queues[place]
+        for key in [key for key in self.table.ranges if key.partition("@")[0] in had_rows]:
+            del self.table.ranges[key]
+        self._file.changed()
+
     def _look_at_queue(self, queue: ConsumeQueue) -> None:
-        """Removes all entries of a queue that was deleted and created again."""
+        """Removes all entries of a queue that was deleted because it was unused, and created again."""
         place = queue.topic, queue.queue_id
         before = self._queues.get(place)
         if before is not queue:
