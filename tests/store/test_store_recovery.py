@@ -34,7 +34,7 @@ from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
-from gantrymq.store import log_reader
+from gantrymq.store import log_reader, recovery
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import LAST_UNITS
@@ -49,13 +49,17 @@ TIMEOUT_S = 30
 @pytest.fixture(
     autouse=True,
     scope="module",
-    params=BOTH,
+    params=[*BOTH, "small steps"],
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs every test with native code and with Python."""
+    """Runs every test with native code, with Python, and with a few records and runs at a time."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             use_python(patch, log_reader)
+        elif request.param == "small steps":
+            patch.setattr(log_reader, "_AT_ONCE", 7)
+            patch.setattr(recovery, "_MOST_JOINED", 2)
+            patch.setattr(recovery, "_MOST_WAITING", 9)
         yield
 
 

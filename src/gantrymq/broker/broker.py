@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 
+from gantrymq.background.collector import without_collections
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.context import BrokerContext
@@ -95,8 +96,10 @@ class Broker:
             self.context.store.open()
             stack.callback(self.context.store.close)
             stack.push_async_callback(self.context.remoting.close)
-            for feature in features.all:
-                feature.load()
+            # Otherwise collections visit the objects of thousands of topics and queues again and again.
+            with without_collections():
+                for feature in features.all:
+                    feature.load()
             features.role_changes.begin(features.all, features.acting_features)
             stack.callback(self._save)
             for feature in features.all:

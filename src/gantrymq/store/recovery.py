@@ -37,6 +37,29 @@ _SECTOR = 512
 _PROGRESS_BYTES = 1024 * 1024
 
 
+#: Maximum number of runs that are joined, and of those that wait. A run has at most 4096 units.
+_MOST_JOINED = 64
+_MOST_WAITING = 200_000
+
+
+class _JoinedRun:
+    """Successive runs of a queue. The first unit has the queue offset `first`, the unit behind the last one `end`."""
+
+    __slots__ = ("end", "first", "parts", "queue")
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self.first = self.end = 0
+        self.parts: list[bytes] = []
+
+    def add(self, run: Run) -> None:
+        """Adds a run that begins at `end`, or the first one."""
+        if not self.parts:
+            self.first = run.first
+        self.parts.append(run.units)
+        self.end = run.first + len(run.units) // UNIT_SIZE
+
+
 class Recovery:
     """Recovers loaded files. With `needs_crc`, a record without a valid `record_crc` counts as invalid.
 
@@ -68,6 +91,10 @@ class Recovery:
         #: Queues whose missing units start before the first record that was read, with the offset at which reading must
         #: start.
         self._behind: dict[ConsumeQueue, int] = {}
+        #: Successive runs of a queue are joined, because messages can be in many queues in turn. They wait here, by
+        #: topic and queue id, until the next record that is no part of a run.
+        self._joined: dict[tuple[bytes, int], _JoinedRun] = {}
+        self._waiting_runs = 0
         self._store_timestamp = 0
         #: Queues were complete up to this physical offset. A queue without files was deleted.
         self._closed_at = 0
@@ -221,10 +248,11 @@ class Recovery:
                 reported = reader.end + _PROGRESS_BYTES
             if (runs := reader.runs()) is not None:
                 damaged_at = self._put_runs(runs, start)
-            elif (record := next(records, None)) is not None:
-                damaged_at = self._put_record(record, start)
             else:
-                break
+                self._put_joined(start)
+                if (record := next(records, None)) is None:
+                    break
+                damaged_at = self._put_record(record, start)
             if damaged_at is not None:
                 return damaged_at
         if reader.problem:
@@ -253,26 +281,46 @@ class Recovery:
             return None
 
     def _put_runs(self, runs: Runs, start: int) -> int | None:
-        """Does the same as `_put_record` for many records."""
-        found: list[tuple[ConsumeQueue, Run]] = []
-        for run in runs.runs:
+        """Does the same as `_put_record` for many records. Their units are written by `_put_joined`."""
+        valid, damaged_at = runs.runs, None
+        for number, run in enumerate(valid):
+            if (run.topic, run.queue_id) in self._joined:
+                continue
             physical_offset = UNIT.unpack_from(run.units)[0]
             queue = self._queue(run.topic, run.queue_id, physical_offset)
             if queue is None:
-                for queue, earlier in found:
-                    self._put_run(queue, earlier._replace(units=units_before(earlier.units, physical_offset)), start)
-                return int(physical_offset)
-            found.append((queue, run))
-        self._store_timestamp = max(self._store_timestamp, runs.max_timestamp)
-        for queue, run in found:
-            self._put_run(queue, run, start)
-        return None
-
-    def _put_run(self, queue: ConsumeQueue, run: Run, start: int) -> None:
-        for at in range(0, len(run.units), UNIT_SIZE):
-            if self._put_at_once(queue, run.first + at // UNIT_SIZE, run.units[at:]):
+                damaged_at = int(physical_offset)
+                valid = [run._replace(units=units_before(run.units, damaged_at)) for run in valid[:number]]
                 break
-            self._put(queue, self._log.read(UNIT.unpack_from(run.units, at)[0]), start)
+            self._joined[run.topic, run.queue_id] = _JoinedRun(queue)
+        for run in valid:
+            joined = self._joined[run.topic, run.queue_id]
+            if joined.parts and (run.first != joined.end or len(joined.parts) == _MOST_JOINED):
+                self._put_run(joined, start)
+            joined.add(run)
+        self._waiting_runs += len(valid)
+        if damaged_at is None:
+            self._store_timestamp = max(self._store_timestamp, runs.max_timestamp)
+            if self._waiting_runs < _MOST_WAITING:
+                return None
+        self._put_joined(start)
+        return damaged_at
+
+    def _put_joined(self, start: int) -> None:
+        """Writes the units of `_joined`."""
+        for joined in self._joined.values():
+            if joined.parts:
+                self._put_run(joined, start)
+        self._joined.clear()
+        self._waiting_runs = 0
+
+    def _put_run(self, run: _JoinedRun, start: int) -> None:
+        queue, units = run.queue, b"".join(run.parts)
+        run.parts.clear()
+        for at in range(0, len(units), UNIT_SIZE):
+            if self._put_at_once(queue, run.first + at // UNIT_SIZE, units[at:]):
+                break
+            self._put(queue, self._log.read(UNIT.unpack_from(units, at)[0]), start)
 
     def _put_at_once(self, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
         """Writes units in simple cases: the queue has them already, or it ends before or among them.
