@@ -75,7 +75,12 @@ SECTIONS = (
         "Both clients put the load on one GantryMQ broker in turn. This machine runs Python half as fast as "
         "others of its kind.",
     ),
-    Section("Calls of the client without sockets", "client_micro.json"),
+    Section(
+        "Calls of the client",
+        "client_micro.json",
+        "`SyncProducer` sends to a broker process, so its figures contain the system calls. The other calls have no "
+        "socket.",
+    ),
     Section(
         "Instructions of the hot paths",
         "instructions.json",
