@@ -49,7 +49,8 @@ def test_a_server_that_reads_slowly_does_not_extend_the_timeout() -> None:
         reader = threading.Thread(target=read_slowly, args=[listener])
         reader.start()
         host, port = listener.getsockname()
-        beside = SimpleNamespace(address=f"{host}:{port}", is_writable=True)
+        # No lookup finds this host.
+        beside = SimpleNamespace(address=f"broker.invalid:{port}", peer=(host, port), is_writable=True)
         connection = BlockingConnection(cast(Connection, beside), lambda _, data: 0)
         waiting = _Waiting()
         connection.send_frame(FRAME, connection.next_opaque(), 200, waiting)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.pending_requests import Waiting
 from gantrymq.system import network, threads
@@ -34,7 +33,8 @@ class BlockingConnection:
     def __init__(self, beside: Connection, take_responses: TakeResponses) -> None:
         self.beside = beside
         self._take_responses = take_responses
-        self._socket = network.connect(*parse_address(beside.address), CONNECT_TIMEOUT_S)
+        # Not by its host name: a lookup has no timeout.
+        self._socket = network.connect(*beside.peer, CONNECT_TIMEOUT_S)
         #: Timeout of the current request, and timeout of the socket's calls; in ms.
         self._timeout_ms = self._socket_timeout_ms = 0
         #: End of the current request's timeout, in seconds.

@@ -531,6 +531,16 @@ class Connection(FlowControl):
         return str(name[0]) if name else "?"
 
     @property
+    def peer(self) -> tuple[str, int]:
+        """The IP address and port of the other side. Raises OSError if the connection is closed."""
+        # Other threads ask, too, while the event loop closes the connection.
+        transport = self._transport
+        name = transport.get_extra_info("peername") if transport is not None else None
+        if not name:
+            raise ConnectionResetError(f"the connection to {self.address} is closed")
+        return str(name[0]), int(name[1])
+
+    @property
     def awaits_answers(self) -> bool:
         """True if requests are pending."""
         return len(self._pending) > 0
