@@ -82,7 +82,8 @@ def run(pytester: pytest.Pytester, text: str) -> pytest.RunResult:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(text)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
-    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--matrix=outcomes.json")
+    # A second pytest in this process would take over faulthandler, and a later crash would leave no trace.
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:faulthandler", "--matrix=outcomes.json")
 
 
 def of_conftest(node: ast.stmt) -> bool:

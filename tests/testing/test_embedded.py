@@ -18,7 +18,8 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 pytest_plugins = ["pytester"]
 
-OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+#: A second pytest in this process would take over faulthandler, and a later crash would leave no trace.
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:faulthandler", "-o", "asyncio_default_fixture_loop_scope=function")
 
 
 def accepts(address: str) -> bool:
