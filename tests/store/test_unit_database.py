@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from time import thread_time
 
 import pytest
 
+from gantrymq.errors import StoreError
 from gantrymq.store.light.unit_database import UnitDatabase
 
 
@@ -58,3 +60,29 @@ def test_commits_do_not_flush(database: UnitDatabase) -> None:
     for n in range(40, 79):
         database.commit([], [(500 * n + m + 1, 0, 500 * n + m, 1, 0) for m in range(500)], 500 * n)
     assert wal.stat().st_size <= size * 1.5
+
+
+def test_a_checkpoint_ends_before_its_connection_is_closed(tmp_path: Path) -> None:
+    """A broker closes a database that it has to build anew. SQLite ends the process if a statement still runs."""
+    database = UnitDatabase(tmp_path)
+    has_ended = Event()
+    problems: list[StoreError] = []
+
+    def move_pages() -> None:
+        while not has_ended.is_set():
+            try:
+                database.checkpoint()
+            except StoreError as e:
+                problems.append(e)
+
+    mover = Thread(target=move_pages)
+    mover.start()
+    try:
+        for _ in range(60):
+            assert database.open() == 0
+            database.commit([(n, f"%LMQ%{n}") for n in range(100)], [(n, 0, n, 100, 0) for n in range(100)], 1)
+            database.discard()
+    finally:
+        has_ended.set()
+        mover.join()
+    assert not problems[:3]

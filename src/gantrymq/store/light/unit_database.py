@@ -78,6 +78,8 @@ class UnitDatabase:
         self.is_damaged = False
         #: Held while a thread writes.
         self._writing = threads.Lock()
+        #: Held while a thread uses the checkpointer. SQLite does not survive that another thread closes it meanwhile.
+        self._checkpointing = threads.Lock()
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
 
@@ -123,12 +125,16 @@ class UnitDatabase:
         return connection
 
     def close(self) -> None:
-        """Closes the database."""
-        for connection in (self._checkpointer, self._connection):
-            if connection is not None:
-                with suppress(sqlite3.Error):
-                    connection.close()
-        self._connection = self._checkpointer = None
+        """Closes the database. A checkpoint in another thread is interrupted."""
+        checkpointer, self._checkpointer = self._checkpointer, None
+        connection, self._connection = self._connection, None
+        if checkpointer is not None:
+            checkpointer.interrupt()
+            with self._checkpointing, suppress(sqlite3.Error):
+                checkpointer.close()
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
 
     def discard(self) -> None:
         """Closes the database and deletes its files."""
@@ -336,18 +342,30 @@ class UnitDatabase:
         If all were moved, the write-ahead log starts from the beginning.
         """
         for _ in range(_ATTEMPTS):
-            connection, written = self._checkpointer, self._written
-            if connection is None or written == self._moved:
-                return
-            with self._errors():
-                (result,) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                is_busy, pages, moved = result
-                if not is_busy and pages == moved:
-                    self._moved = written
-                    with self._writing:
-                        # The first transaction of a write-ahead log waits for the disk, here instead of in a commit.
-                        connection.execute("UPDATE state SET position = position")
+            with self._checkpointing:
+                connection, written = self._checkpointer, self._written
+                if connection is None or written == self._moved:
                     return
+                try:
+                    with self._errors():
+                        if self._move_pages(connection):
+                            self._moved = written
+                            return
+                except StoreError:
+                    # `close` has interrupted it.
+                    if self._checkpointer is not connection:
+                        return
+                    raise
+
+    def _move_pages(self, connection: sqlite3.Connection) -> bool:
+        """Moves the pages of the write-ahead log into the database. Returns whether no page is left."""
+        ((is_busy, pages, moved),) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        if is_busy or pages != moved:
+            return False
+        with self._writing:
+            # The first transaction of a write-ahead log waits for the disk, here instead of in a commit.
+            connection.execute("UPDATE state SET position = position")
+        return True
 
     def cut(self, physical_offset: int) -> set[int]:
         """Deletes the units of records from a physical offset on, and flushes that to disk.
