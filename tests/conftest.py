@@ -76,6 +76,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = super()._split_scope(nodeid)
             return "tests/spark" if path.startswith("tests/spark/") else path
 
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            # A process runs a test only when it has the next one, and some sets have only one test.
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
+
         def remove_node(self, node: Any) -> str | None:
             """Gives the tests of a process that died to the others, except the one that ran. Returns that one.
 
@@ -90,20 +96,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             for path, test in others:
                 self.workqueue.setdefault(path, {})[test] = False
             for other in self.assigned_work:
-                self._reschedule(other)
-            print(f"\n{crashed} ran when its process ended{_status_of(node)}", file=sys.stderr)
+                # Not a process that is still starting.
+                if other in self.registered_collections:
+                    self._reschedule(other)
+            print(f"\n{crashed} ran when {_end_of(node)}", file=sys.stderr)
             return crashed
 
     # `-n` alone means "load". With another --dist, xdist uses its own scheduler.
     return ByFile(config, log) if config.getoption("dist") == "load" else None
 
 
-def _status_of(node: Any) -> str:
-    """Returns how a process of xdist ended: with a status, or with minus the number of a signal."""
+def _end_of(node: Any) -> str:
+    """Describes the end of a process of xdist. The status is minus the number of a signal that has ended it."""
     try:
-        return f" with {node.gateway._io.popen.wait(10)}"
+        return f"its process ended with status {node.gateway._io.popen.wait(10)}"
     except subprocess.TimeoutExpired:
-        return " only its connection: it still runs"
+        return "the connection to its process ended, which still runs"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -60,7 +60,7 @@ import pytest
 
 @pytest.mark.parametrize("number", range(4))
 def test_it(number):
-    if DIES and number == 1:
+    if number == DIES_AT:
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -98,16 +98,22 @@ def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path)
     assert all({module for *_, module, _ in pair} == {"test_a", "test_b"} for pair in beside)
 
 
-def test_a_process_that_dies_fails_one_test(tmp_path: Path) -> None:
-    """It has run whole files, and has others before it, when it dies. All other tests run."""
+@pytest.mark.parametrize(
+    ("files", "dies_in", "dies_at"), [(12, 7, 1), (3, 0, 2)], ids=["in the middle", "near the end"]
+)
+def test_a_process_that_dies_fails_one_test(tmp_path: Path, files: int, dies_in: int, dies_at: int) -> None:
+    """All other tests run.
+
+    In the middle, the process has run whole files, and others wait. Near the end, it leaves a set of one test.
+    """
     shutil.copy(HERE / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
-    for number in range(12):
-        (tmp_path / f"test_{number}.py").write_text(DYING.replace("DIES", str(number == 7)))
+    for number in range(files):
+        (tmp_path / f"test_{number}.py").write_text(DYING.replace("DIES_AT", str(dies_at if number == dies_in else -1)))
     command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert "1 failed, 47 passed" in done.stdout
-    assert "test_7.py::test_it[1] ran when its process ended with -9" in done.stderr
+    assert f"1 failed, {4 * files - 1} passed" in done.stdout
+    assert f"test_{dies_in}.py::test_it[{dies_at}] ran when its process ended with status -9" in done.stderr
 
 
 @pytest.mark.parametrize(("cores", "gigabytes", "processes"), [(2, 24, 3), (8, 24, 8), (2, 4, 1), (1, 1, 1)])

@@ -17,7 +17,7 @@ NOT_IMPORTED = (
     "json",
     "sqlite3",
 )
-#: The number of modules of this project that it imports.
+#: Maximum number of modules of this project that it imports.
 MOST_MODULES = 355
 PROGRAM = """
 import asyncio, sys

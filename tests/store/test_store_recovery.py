@@ -31,13 +31,14 @@ from store_support import (
 )
 
 from gantrymq.errors import RecordError, StoreError
+from gantrymq.kernels import native
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store import log_reader, recovery
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
-from gantrymq.store.config import StoreConfig
-from gantrymq.store.consume_queue import LAST_UNITS
+from gantrymq.store.config import UNIT_SIZE, StoreConfig
+from gantrymq.store.consume_queue import LAST_UNITS, ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.rebuild import rebuild
@@ -58,7 +59,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
             use_python(patch, log_reader)
         elif request.param == "small steps":
             patch.setattr(log_reader, "_AT_ONCE", 7)
-            patch.setattr(recovery, "_MOST_JOINED", 2)
+            patch.setattr(recovery, "_MOST_JOINED", 5)
             patch.setattr(recovery, "_MOST_WAITING", 9)
         yield
 
@@ -605,6 +606,32 @@ def test_topic_deleted_and_made_anew(tmp_path):
     assert reopened(tmp_path) == expected
     shutil.rmtree(tmp_path / "consumequeue")
     assert reopened(tmp_path) == expected
+
+
+@pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+def test_joined_runs_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are in two queues in turn, so a read of seven records has two runs."""
+    store = open_store(tmp_path)
+    for n in range(140):
+        put(store, store.queue("Fruit", n % 2), b"%d" % n)
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+    monkeypatch.setattr(log_reader, "native", native)
+    monkeypatch.setattr(log_reader, "_AT_ONCE", 7)
+    monkeypatch.setattr(recovery, "_MOST_JOINED", 20)
+    monkeypatch.setattr(recovery, "_MOST_WAITING", 10_000)
+    lengths: list[int] = []
+    put_at_once = recovery.Recovery._put_at_once
+
+    def noting(self: recovery.Recovery, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
+        lengths.append(len(units) // UNIT_SIZE)
+        return put_at_once(self, queue, offset, units)
+
+    monkeypatch.setattr(recovery.Recovery, "_put_at_once", noting)
+    assert len(reopened(tmp_path)["Fruit", 1]) == 70
+    assert sum(lengths) == 140
+    assert len(lengths) < 12
+    assert max(lengths) <= 20
 
 
 # -- any damage ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class BlockingConnection:
     def __init__(self, beside: Connection, take_responses: TakeResponses) -> None:
         self.beside = beside
         self._take_responses = take_responses
-        # Not by its host name: a lookup has no timeout.
+        # Connects to the IP address, because the lookup of a host name has no timeout.
         self._socket = network.connect(*beside.peer, CONNECT_TIMEOUT_S)
         #: Timeout of the current request, and timeout of the socket's calls; in ms.
         self._timeout_ms = self._socket_timeout_ms = 0

@@ -532,12 +532,12 @@ class Connection(FlowControl):
 
     @property
     def peer(self) -> tuple[str, int]:
-        """The IP address and port of the other side. Raises OSError if the connection is closed."""
-        # Other threads ask, too, while the event loop closes the connection.
+        """The IP address and port of the other side. Raises OSError if the connection is lost."""
+        # Other threads read this while the event loop closes the connection.
         transport = self._transport
         name = transport.get_extra_info("peername") if transport is not None else None
         if not name:
-            raise ConnectionResetError(f"the connection to {self.address} is closed")
+            raise ConnectionResetError(f"the connection to {self.address} is lost")
         return str(name[0]), int(name[1])
 
     @property

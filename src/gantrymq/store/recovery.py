@@ -37,9 +37,10 @@ _SECTOR = 512
 _PROGRESS_BYTES = 1024 * 1024
 
 
-#: Maximum number of runs that are joined, and of those that wait. A run has at most 4096 units.
-_MOST_JOINED = 64
-_MOST_WAITING = 200_000
+#: Maximum number of units of a joined run. The time to compare units one by one grows with its square.
+_MOST_JOINED = 4096
+#: Maximum number of units in all joined runs.
+_MOST_WAITING = 500_000
 
 
 class _JoinedRun:
@@ -92,9 +93,9 @@ class Recovery:
         #: start.
         self._behind: dict[ConsumeQueue, int] = {}
         #: Successive runs of a queue are joined, because messages can be in many queues in turn. They wait here, by
-        #: topic and queue id, until the next record that is no part of a run.
+        #: topic and queue id, until they have `_MOST_WAITING` units or a record follows that is no part of a run.
         self._joined: dict[tuple[bytes, int], _JoinedRun] = {}
-        self._waiting_runs = 0
+        self._waiting = 0
         self._store_timestamp = 0
         #: Queues were complete up to this physical offset. A queue without files was deleted.
         self._closed_at = 0
@@ -295,13 +296,14 @@ class Recovery:
             self._joined[run.topic, run.queue_id] = _JoinedRun(queue)
         for run in valid:
             joined = self._joined[run.topic, run.queue_id]
-            if joined.parts and (run.first != joined.end or len(joined.parts) == _MOST_JOINED):
+            count = len(run.units) // UNIT_SIZE
+            if joined.parts and (run.first != joined.end or joined.end + count - joined.first > _MOST_JOINED):
                 self._put_run(joined, start)
             joined.add(run)
-        self._waiting_runs += len(valid)
+            self._waiting += count
         if damaged_at is None:
             self._store_timestamp = max(self._store_timestamp, runs.max_timestamp)
-            if self._waiting_runs < _MOST_WAITING:
+            if self._waiting < _MOST_WAITING:
                 return None
         self._put_joined(start)
         return damaged_at
@@ -312,7 +314,7 @@ class Recovery:
             if joined.parts:
                 self._put_run(joined, start)
         self._joined.clear()
-        self._waiting_runs = 0
+        self._waiting = 0
 
     def _put_run(self, run: _JoinedRun, start: int) -> None:
         queue, units = run.queue, b"".join(run.parts)

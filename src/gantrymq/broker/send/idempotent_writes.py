@@ -297,7 +297,7 @@ class IdempotentWrites(LogTable):
     def _is_there(self, queue: ConsumeQueue, writer: str, written: Written) -> bool:
         """Returns whether the queue has the row. Its topic may have been deleted and created again."""
         if written.queue_offset < queue.log_min_offset:
-            # The log has lost the row. `_look_at_queue` has removed the entries of a deleted queue.
+            # The log has lost the row. The entries of a deleted queue were removed.
             return True
         row = self._row_at(queue, written.queue_offset)
         return row is not None and row == (writer, written.batch, written.row)

@@ -1,7 +1,7 @@
 """LogTable: a table that a master derives from its log, because the messages contain its entries.
 
 - A file in the directory of the configuration contains the table for the log up to a physical offset.
-- At start, the broker adds the messages after this offset, without the log files that have only expired ones. If that
+- At start, the broker adds the messages after this offset. It skips log files whose messages have all expired. If that
   takes longer than 0.2 s, it continues when the first request needs the table. Such requests wait until the table is
   complete.
 - A slave that becomes master reads the log when the first request needs the table.
@@ -132,7 +132,7 @@ class LogTable(Feature, ABC):
         self._clear(self._start)
 
     def _recent_start(self) -> int:
-        """Returns the physical offset of the log file from which on the log has all records of the last `_keep_ms`."""
+        """Returns the start of the last log file that begins before the last `_keep_ms`."""
         return self._store.start_of(now_ms() - self._keep_ms())
 
     def _read(self, seconds: float) -> bool:

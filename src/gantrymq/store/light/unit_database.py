@@ -78,7 +78,7 @@ class UnitDatabase:
         self.is_damaged = False
         #: Held while a thread writes.
         self._writing = threads.Lock()
-        #: Held while a thread uses the checkpointer. SQLite does not survive that another thread closes it meanwhile.
+        #: Held while a thread uses the checkpointer. SQLite crashes if another thread closes it while a statement runs.
         self._checkpointing = threads.Lock()
 
     # -- lifecycle ----------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class UnitDatabase:
         return connection
 
     def close(self) -> None:
-        """Closes the database. A checkpoint in another thread is interrupted."""
+        """Closes the database. Interrupts a running checkpoint of another thread, and waits until it ends."""
         checkpointer, self._checkpointer = self._checkpointer, None
         connection, self._connection = self._connection, None
         if checkpointer is not None:
