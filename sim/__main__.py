@@ -23,7 +23,7 @@ from sim import system  # noqa: E402
 system.install()
 
 from sim import speed, timeline  # noqa: E402
-from sim.many import Results, learn_types, run_all, summary  # noqa: E402
+from sim.many import Results, run_all, summary, warm_up  # noqa: E402
 from sim.plan import Plan  # noqa: E402
 from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, Run, run_seed  # noqa: E402
@@ -108,7 +108,7 @@ def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
 
 
 def _speed() -> int:
-    learn_types()
+    warm_up()
     failed = 0
     for name, plan in speed.plans():
         # As seeds do, each plan runs in a process of its own.

@@ -85,7 +85,7 @@ def run_all(
     seeds: Iterable[str], jobs: int, execute: Callable[[str], Outcome], *, stop_at_first: bool = False
 ) -> Iterator[Result]:
     """Yields the results as they arrive. With `stop_at_first`, starts no more seeds after a failed one."""
-    learn_types()
+    warm_up()
     left = iter(seeds)
     has_failed = False
     running: dict[int, tuple[str, int, bytearray]] = {}
@@ -127,7 +127,7 @@ def summary(results: Iterable[Result], took_s: float) -> str:
     )
 
 
-def learn_types() -> None:
+def warm_up() -> None:
     """Imports the features of brokers, and makes msgspec inspect all types.
 
     Otherwise each run needs some milliseconds for it.

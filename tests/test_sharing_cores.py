@@ -65,13 +65,24 @@ def test_it(number):
 """
 
 
+def configure(directory: Path) -> None:
+    """Gives a directory of tests this project's configuration."""
+    shutil.copy(HERE / "conftest.py", directory)
+    (directory / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
+
+
+def run(directory: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the tests of a directory in two processes."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("shared")
-    shutil.copy(HERE / "conftest.py", directory)
+    configure(directory)
     with (directory / "conftest.py").open("a") as file:
         file.write("\nSLOW_S = 0.14\n")
-    (directory / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
     for name in ("a", "b"):
         (directory / f"test_{name}.py").write_text(TESTS)
     return directory
@@ -80,8 +91,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcome(directory: Path) -> str:
     """Runs TESTS from two files in two processes and returns pytest's output."""
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100).stdout
+    return run(directory).stdout
 
 
 def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path) -> None:
@@ -106,12 +116,10 @@ def test_a_process_that_dies_fails_one_test(tmp_path: Path, files: int, dies_in:
 
     In the middle, the process has run whole files, and others wait. Near the end, it leaves a set of one test.
     """
-    shutil.copy(HERE / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\nmarkers =\n    alone\n    slow\n")
+    configure(tmp_path)
     for number in range(files):
         (tmp_path / f"test_{number}.py").write_text(DYING.replace("DIES_AT", str(dies_at if number == dies_in else -1)))
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = run(tmp_path)
     assert f"1 failed, {4 * files - 1} passed" in done.stdout
     assert f"test_{dies_in}.py::test_it[{dies_at}] ran when its process ended with status -9" in done.stderr
 

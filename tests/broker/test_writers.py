@@ -755,7 +755,7 @@ async def test_a_start_reads_only_the_log_of_the_time_for_which_writers_are_kept
 
     monkeypatch.setattr(MessageStore, "look_for_records", noting)
     broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
-    # Each file of the log has one message of 3 MiB. The second file has the newest one of before.
+    # Each file of the log has one message of 3 MiB. The second is the last one that begins before the kept time.
     assert starts == [1 * 4 * 1024 * 1024]
     assert not len(broker.writers)
     await broker.stop()

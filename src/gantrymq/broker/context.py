@@ -63,10 +63,10 @@ class BrokerContext:
         self.store_host = encode_host(config.resolved_ip(), port)
         self.tier: Tier | None = None
         if config.store.tiered_store_file_path:
-            address = config.store.tiered_store_file_path
             from gantrymq.tier.objects import open_objects
             from gantrymq.tier.tier import Tier
 
+            address = config.store.tiered_store_file_path
             self.tier = Tier(open_objects(address, config.broker_cluster_name, config.broker_name))
         self.store = MessageStore(
             config.store,

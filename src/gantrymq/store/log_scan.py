@@ -74,9 +74,12 @@ class LogScan:
                 looked_at, step_end = 0, at + _STEP_BYTES
 
 
-def start_of(commit_log: CommitLog, timestamp_ms: int) -> int:
-    """Returns the start of the last file that begins at or before this store time, or else the log's start."""
-    first, file_size = commit_log.min_offset, commit_log.file_size
+def start_of(commit_log: CommitLog, timestamp_ms: int, begin: int = 0) -> int:
+    """Returns the start of the last file that begins at or before this store time.
+
+    Returns `begin`, or the log's start, if no file after it does.
+    """
+    first, file_size = max(commit_log.min_offset, begin), commit_log.file_size
     for base in range(commit_log.position // file_size * file_size, first, -file_size):
         if 0 < commit_log.store_time(base) <= timestamp_ms:
             return base

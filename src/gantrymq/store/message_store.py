@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -490,7 +489,8 @@ class MessageStore:
                     return result
             if units:
                 in_memory_from = self._log.position - self.in_memory_bytes
-                (_light_collect(queue.topic) if queue.is_light else collect)(
+                light = self.light if queue.is_light else None
+                (collect if light is None else light.collector(queue.topic))(
                     result,
                     units,
                     self._log,
@@ -566,9 +566,9 @@ class MessageStore:
         """Yields the same records as `records_with`, and None from time to time to let the caller do other work."""
         return look_for_records(self._log, mark, start)
 
-    def start_of(self, timestamp_ms: int) -> int:
-        """Returns a physical offset before which all records were stored at or before this time."""
-        return start_of(self._log, timestamp_ms)
+    def start_of(self, timestamp_ms: int, begin: int = 0) -> int:
+        """Returns a physical offset from `begin` on. The records between them were stored at or before this time."""
+        return start_of(self._log, timestamp_ms, begin)
 
     def record_time(self, physical_offset: int) -> int:
         """Returns the store timestamp of the record at an offset, in milliseconds; -1 if there is none."""
@@ -712,10 +712,3 @@ class MessageStore:
 def _in_memory_bytes(config: StoreConfig) -> int:
     memory = files.memory()
     return memory * config.access_message_in_memory_max_ratio // 100
-
-
-def _light_collect(topic: str) -> Callable[..., None]:
-    """Returns the function that collects the records of a light queue, which have other queue offsets."""
-    from gantrymq.store.light.light_collect import collect_light
-
-    return partial(collect_light, topic)

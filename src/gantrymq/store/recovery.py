@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 _SECTOR = 512
 #: Number of bytes between two progress reports.
 _PROGRESS_BYTES = 1024 * 1024
-
-
 #: Maximum number of units of a joined run. The time to compare units one by one grows with its square.
 _MOST_JOINED = 4096
 #: Maximum number of units in all joined runs.
@@ -95,6 +93,7 @@ class Recovery:
         #: Successive runs of a queue are joined, because messages can be in many queues in turn. They wait here, by
         #: topic and queue id, until they have `_MOST_WAITING` units or a record follows that is no part of a run.
         self._joined: dict[tuple[bytes, int], _JoinedRun] = {}
+        #: Number of units in `_joined`.
         self._waiting = 0
         self._store_timestamp = 0
         #: Queues were complete up to this physical offset. A queue without files was deleted.
@@ -314,11 +313,11 @@ class Recovery:
             if joined.parts:
                 self._put_run(joined, start)
         self._joined.clear()
-        self._waiting = 0
 
     def _put_run(self, run: _JoinedRun, start: int) -> None:
         queue, units = run.queue, b"".join(run.parts)
         run.parts.clear()
+        self._waiting -= len(units) // UNIT_SIZE
         for at in range(0, len(units), UNIT_SIZE):
             if self._put_at_once(queue, run.first + at // UNIT_SIZE, units[at:]):
                 break

@@ -116,7 +116,7 @@ class LogTable(Feature, ABC):
         if start is not None:
             self._all_read.clear()
             # Records before the log of the last `_keep_ms` would only add expired entries.
-            self._start = max(start, self._recent_start())
+            self._start = self._recent_start(start)
         else:
             self._begin_anew()
             log.warning("%s doesn't fit the log: it is made from the log from %d on", self._path, self._start)
@@ -131,9 +131,9 @@ class LogTable(Feature, ABC):
         self._start = self._recent_start()
         self._clear(self._start)
 
-    def _recent_start(self) -> int:
-        """Returns the start of the last log file that begins before the last `_keep_ms`."""
-        return self._store.start_of(now_ms() - self._keep_ms())
+    def _recent_start(self, begin: int = 0) -> int:
+        """Returns the start of the last log file that begins before the last `_keep_ms`, or `begin` if it is later."""
+        return self._store.start_of(now_ms() - self._keep_ms(), begin)
 
     def _read(self, seconds: float) -> bool:
         """Adds the entries in the log to the table for `seconds`. Returns whether the table is complete."""

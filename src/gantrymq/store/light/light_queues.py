@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import UNIT, Unit
 from gantrymq.store.flusher import Flusher
+from gantrymq.store.light.light_collect import collect_light
 from gantrymq.store.light.light_queue import LightQueue
 from gantrymq.store.log_scan import LogScan
 from gantrymq.store.message_writer import PutResult
@@ -137,6 +139,10 @@ class LightQueues:
         self._recovered_at = None
         for queue in list(self._used.values()):
             queue.set_recovered(None)
+
+    def collector(self, topic: str) -> Callable[..., None]:
+        """Returns the function that collects the records of a light queue, which have other queue offsets."""
+        return partial(collect_light, topic)
 
     def flusher(self, interval_s: float, report: JobReport) -> LightQueueFlusher:
         """Returns a thread that flushes the units to disk every `interval_s` seconds, when it is started."""
