@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -26,6 +27,8 @@ from certificates import certificate
 from hypothesis import HealthCheck, settings
 
 from gantrymq.logs import PeerFilter
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.retention import used_percent
 
 __all__ = ["certificate"]
 
@@ -123,6 +126,17 @@ def pytest_configure_node(node: Any) -> None:
         os.close(handle)
         node.config.add_cleanup(lambda: os.unlink(stash[_path]))
     node.workerinput["lock"] = stash[_path]
+
+
+def pytest_sessionstart() -> None:
+    """Ends the run if brokers would reject messages because the disk of the temporary directory is too full."""
+    disk, limit = Path(tempfile.gettempdir()), StoreConfig(Path()).disk_space_warning_level_ratio
+    if (used := used_percent(disk)) > limit - 1:
+        pytest.exit(
+            f"the disk of {disk} is {used:.0f} % full, and brokers reject messages above {limit} %: "
+            "free some space, or set TMPDIR to a directory on another disk",
+            pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
