@@ -76,6 +76,30 @@ def test_what_is_confirmed_is_seen(tmp_path: Path, seed: int, waits: bool) -> No
         assert verify(store.config).problems == []
 
 
+@pytest.mark.parametrize("confirmed", [0, 2, 4])
+def test_verify_accepts_a_slave_that_ends_with_unconfirmed_records(tmp_path: Path, confirmed: int) -> None:
+    """The slave was closed, and its next start builds their units. A unit that is missing before them is reported."""
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
+    ends_of_records = []
+    for number in range(4):
+        put(master, master.queue("T", number % 2), b"x")
+        ends_of_records.append(master.max_physical_offset)
+    slave.replica.confirm([0, *ends_of_records][confirmed])
+    follow(master, slave, lambda: 500)
+    master.close()
+    slave.close()
+    report = verify(slave.config)
+    assert (report.problems, report.records, report.without_unit) == ([], 4, 4 - confirmed)
+    reopened = open_slave(tmp_path / "slave")
+    assert ends(reopened) == ends_of_records
+    reopened.close()
+    report = verify(slave.config)
+    assert (report.problems, report.without_unit) == ([], 0)
+    file = next((tmp_path / "slave" / "consumequeue" / "T" / "1").iterdir())
+    file.write_bytes(file.read_bytes()[:20] + bytes(20) + file.read_bytes()[40:])
+    assert verify(slave.config).problem_count == 1
+
+
 def test_who_waits_is_told_when_it_is_confirmed(tmp_path: Path) -> None:
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     results = [put(master, master.queue("T", n % 2), b"%d" % n) for n in range(4)]

@@ -15,6 +15,7 @@ from gantrymq.kernels.interface import IndexEntries
 from gantrymq.protocol.record import FIXED_SIZE_V4, Record, decode_record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
@@ -49,7 +50,8 @@ _MIN_TAGS_CODE = -(1 << 31)
 class Report:
     """The result of a check. `problems` contains at most 1,000 of `problem_count` problems.
 
-    `without_unit` is the number of records that have no unit because their topic was deleted.
+    `without_unit` is the number of records that need no unit: their topic was deleted, or the next start of the broker
+    builds the unit.
     """
 
     in_use: bool = False
@@ -101,10 +103,21 @@ class _Verifier:
         self._log = OfflineLog(*config.commit_log_directories)
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
+        self._units_until = self._find_units_until(config)
         self._delays_ms = parse_delay_levels(config.message_delay_level)
         #: Ranges of queue offsets whose units were compared with records.
         self._sure: dict[OfflineQueue, range] = {}
         self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
+
+    def _find_units_until(self, config: StoreConfig) -> int:
+        """Returns the physical offset from which a broker builds missing units when it starts (`recovery.py`).
+
+        A slave ends with such records: those that its master has not confirmed have no units yet.
+        """
+        last = (queue.unit(queue.end - 1) for queue in self._queues.values())
+        ends = [unit.physical_offset + unit.size for unit in last if unit is not None]
+        checkpoint = load_checkpoint(config.store_path_root_dir / "checkpoint")
+        return max(checkpoint.confirm_phy_offset, *ends, 0)
 
     def run(self) -> Report:
         report, log = self._report, self._log
@@ -221,6 +234,9 @@ class _Verifier:
 
     def _unit_problem(self, queue: OfflineQueue | None, record: Record) -> str:
         offset = record.queue_offset
+        if record.physical_offset >= self._units_until:
+            self._report.without_unit += 1
+            return ""
         first = None if queue is None else queue.unit(queue.first_offset)
         if queue is None or first is None:
             if record.topic.decode() in self._topics:
