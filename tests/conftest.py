@@ -129,7 +129,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Ends the run if brokers would reject messages because the disk of the temporary directory is too full."""
+    """Ends the run if brokers would reject messages because the disk of the temporary directory is too full.
+
+    The tests themselves need some of the last free per cent.
+    """
     disk, limit = Path(tempfile.gettempdir()), StoreConfig(Path()).disk_space_warning_level_ratio
     if (used := used_percent(disk)) > limit - 1:
         pytest.exit(

@@ -138,6 +138,15 @@ def test_there_is_one_process_more_than_cores_if_it_has_memory(
     assert how_many() is None
 
 
+def test_a_run_on_a_full_disk_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = runpy.run_path(str(HERE / "conftest.py"))["pytest_sessionstart"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (100, 88, 12))
+    start()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: (100, 92, 8))
+    with pytest.raises(pytest.exit.Exception, match=r"is 92 % full.* set TMPDIR"):
+        start()
+
+
 def test_a_test_that_takes_too_long_for_its_marks_is_named(outcome: str) -> None:
     named = outcome.partition("over 0.14 s and not marked slow")[2]
     assert named.count("::test_alone[") == 6

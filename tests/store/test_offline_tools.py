@@ -225,6 +225,23 @@ def test_damage_is_found(tmp_path, damage, words):
     assert snapshot(tmp_path) == before
 
 
+def test_a_checkpoint_that_is_a_directory_stays(tmp_path):
+    """Only a broker puts it aside, when it writes its checkpoint."""
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), b"x")
+    store.close()
+    path = tmp_path / "checkpoint"
+    path.unlink()
+    path.mkdir()
+    assert verify(small_config(tmp_path)).problems == []
+    assert path.is_dir()
+    store = open_store(tmp_path)
+    put(store, store.queue("T", 0), b"y")
+    store.close()
+    assert path.is_file()
+    assert path.with_name("checkpoint.damaged").is_dir()
+
+
 def test_what_is_no_damage(tmp_path):
     """Deleted topics, topics that were created again, expired files, and a queue without messages."""
     store = open_store(tmp_path, flush_interval_commit_log_ms=1)

@@ -21,6 +21,7 @@ from replica_support import (
 from store_support import LOG_FILE, crash, flush_queues, flushed, open_store, put, read_all
 
 from gantrymq.errors import StoreBusy
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 
@@ -98,6 +99,21 @@ def test_verify_accepts_a_slave_that_ends_with_unconfirmed_records(tmp_path: Pat
     file = next((tmp_path / "slave" / "consumequeue" / "T" / "1").iterdir())
     file.write_bytes(file.read_bytes()[:20] + bytes(20) + file.read_bytes()[40:])
     assert verify(slave.config).problem_count == 1
+
+
+def test_verify_of_unconfirmed_records_beside_a_queue_that_ends_with_a_filler(tmp_path: Path) -> None:
+    """A filler is a unit without a record. Its size says nothing about the log."""
+    master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
+    first, _ = [put(master, master.queue("T", 0), b"x") for _ in range(2)]
+    slave.replica.confirm(first.physical_offset + first.size)
+    follow(master, slave, lambda: 500)
+    master.close()
+    slave.close()
+    filled = tmp_path / "slave" / "consumequeue" / "Filled" / "0" / ("0" * 20)
+    filled.parent.mkdir(parents=True)
+    filled.write_bytes(UNIT.pack(0, FILLER_SIZE, 0) + bytes(20))
+    report = verify(slave.config)
+    assert (report.problems, report.without_unit) == ([], 1)
 
 
 def test_who_waits_is_told_when_it_is_confirmed(tmp_path: Path) -> None:

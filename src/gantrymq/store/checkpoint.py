@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _FIELDS = Struct(">5q")
 _FILE_SIZE = 4096
+_WRITE = files.O_RDWR | files.O_CREAT | files.O_CLOEXEC
 #: A later timestamp is invalid.
 _LATEST_MS = 1 << 48
 #: `StoreCheckpoint.getMinTimestamp` subtracts this time, because timestamps may be out of order.
@@ -60,13 +61,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_checkpoint(path: Path) -> bytes | None:
-    """Returns the bytes of a checkpoint file; None if it doesn't exist. Raises StoreError if it can't be read."""
+    """Returns the bytes of a checkpoint file; None if it doesn't exist, b"" if it is a directory.
+
+    Raises StoreError if it can't be read.
+    """
     try:
         return files.read_bytes(path)
     except FileNotFoundError:
         return None
     except IsADirectoryError:
-        put_aside(path)
         return b""
     except OSError as e:
         raise store_error(e, f"can't read {path}") from e
@@ -85,8 +88,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_checkpoint(path: Path, data: bytes) -> None:
-    """Overwrites a checkpoint file and flushes it to disk."""
-    fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
+    """Overwrites a checkpoint file and flushes it to disk. A directory in its place gets the suffix `.damaged`."""
+    try:
+        fd = files.open(path, _WRITE, 0o644)
+    except IsADirectoryError:
+        put_aside(path)
+        fd = files.open(path, _WRITE, 0o644)
     try:
         # Written in place, as in Java: these few bytes fit into one disk sector.
         files.pwrite(fd, data, 0)

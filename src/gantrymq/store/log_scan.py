@@ -77,7 +77,7 @@ class LogScan:
 def start_of(commit_log: CommitLog, timestamp_ms: int, begin: int = 0) -> int:
     """Returns the start of the last file that begins at or before this store time.
 
-    Returns `begin`, or the log's start, if no file after it does.
+    If it is before `begin`, returns `begin`; if there is none, the start of the log or `begin`, whichever is later.
     """
     first, file_size = max(commit_log.min_offset, begin), commit_log.file_size
     for base in range(commit_log.position // file_size * file_size, first, -file_size):

@@ -567,7 +567,7 @@ class MessageStore:
         return look_for_records(self._log, mark, start)
 
     def start_of(self, timestamp_ms: int, begin: int = 0) -> int:
-        """Returns a physical offset from `begin` on. The records between them were stored at or before this time."""
+        """Returns a physical offset, at least `begin`. Records from `begin` to it are from this time or before."""
         return start_of(self._log, timestamp_ms, begin)
 
     def record_time(self, physical_offset: int) -> int:

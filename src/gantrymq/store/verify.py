@@ -101,23 +101,20 @@ class _Verifier:
         self._progress = progress
         self._deleted_topics = deleted_topics
         self._log = OfflineLog(*config.commit_log_directories)
+        # Before the queues: a running broker writes units first, and then the checkpoint.
+        checkpoint = load_checkpoint(config.store_path_root_dir / "checkpoint")
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
-        self._units_until = self._find_units_until(config)
+        self._units_until = max(checkpoint.confirm_phy_offset, self._end_of_units())
         self._delays_ms = parse_delay_levels(config.message_delay_level)
         #: Ranges of queue offsets whose units were compared with records.
         self._sure: dict[OfflineQueue, range] = {}
         self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
 
-    def _find_units_until(self, config: StoreConfig) -> int:
-        """Returns the physical offset from which a broker builds missing units when it starts (`recovery.py`).
-
-        A slave ends with such records: those that its master has not confirmed have no units yet.
-        """
+    def _end_of_units(self) -> int:
+        """Returns the physical offset at the end of the last record that has a unit."""
         last = (queue.unit(queue.end - 1) for queue in self._queues.values())
-        ends = [unit.physical_offset + unit.size for unit in last if unit is not None]
-        checkpoint = load_checkpoint(config.store_path_root_dir / "checkpoint")
-        return max(checkpoint.confirm_phy_offset, *ends, 0)
+        return max((unit.physical_offset + unit.size for unit in last if unit and not unit.is_filler), default=0)
 
     def run(self) -> Report:
         report, log = self._report, self._log
@@ -234,6 +231,7 @@ class _Verifier:
 
     def _unit_problem(self, queue: OfflineQueue | None, record: Record) -> str:
         offset = record.queue_offset
+        # The next start builds these units (`recovery.py`). A slave has none for records that are not confirmed.
         if record.physical_offset >= self._units_until:
             self._report.without_unit += 1
             return ""
