@@ -33,17 +33,23 @@ class WaitQueues(Generic[T]):
 
     def take_while(self, condition: Callable[[T], bool]) -> Iterator[T]:
         """Removes and yields items from the front of each queue while the condition holds."""
-        for timeout_s, queue in list(self._queues.items()):
+        for queue in list(self._queues.values()):
             while queue and condition(queue[0][1]):
                 yield queue.popleft()[1]
-            self._drop_if_empty(timeout_s, queue)
+
+    def drop_while(self, condition: Callable[[T], bool]) -> None:
+        """Like `take_while`, but yields nothing. `condition` must not add items."""
+        for queue in self._queues.values():
+            while queue and condition(queue[0][1]):
+                queue.popleft()
 
     def late(self, now: float) -> Iterator[T]:
-        """Removes and yields the items whose deadline has passed."""
+        """Removes and yields the items whose deadline has passed. Also removes empty queues."""
         for timeout_s, queue in list(self._queues.items()):
             while queue and queue[0][0] <= now:
                 yield queue.popleft()[1]
-            self._drop_if_empty(timeout_s, queue)
+            if not queue and self._queues.get(timeout_s) is queue:
+                del self._queues[timeout_s]
 
     def all(self) -> Iterator[T]:
         """Removes and yields all items."""
@@ -53,7 +59,3 @@ class WaitQueues(Generic[T]):
     def next_deadline(self) -> float | None:
         """The earliest deadline; None if nothing waits."""
         return min((queue[0][0] for queue in self._queues.values() if queue), default=None)
-
-    def _drop_if_empty(self, timeout_s: float, queue: deque[tuple[float, T]]) -> None:
-        if not queue and self._queues.get(timeout_s) is queue:
-            del self._queues[timeout_s]
