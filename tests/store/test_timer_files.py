@@ -440,3 +440,19 @@ def test_a_wheel_that_could_not_be_made_is_made_with_the_next_message(
     add(timer, NOW + 5000, 7000)
     assert timer.next_ms == NOW + 5000 - (NOW + 5000) % 1000
     timer.close()
+
+
+def test_errors_of_the_disk_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = open_timer(tmp_path)
+    for n in range(35):
+        add(timer, NOW, n * 100)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "fsync", fail)
+    with pytest.raises(StoreError, match=r"can't write .*timercheck: Input/output error"):
+        timer.keep(TimerCheckpoint())
+    monkeypatch.setattr(files, "unlink", fail)
+    with pytest.raises(StoreError, match=r"can't delete files of .*timerlog: Input/output error"):
+        timer.delete_before(1901)

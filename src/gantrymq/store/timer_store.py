@@ -328,9 +328,15 @@ class TimerStore:
         self._checkpoint = checkpoint
 
     def keep(self, masters: TimerCheckpoint) -> None:
-        """Stores the master's progress, for a slave that may become master. Thread-safe. Raises OSError."""
-        save_timer_checkpoint(self._checkpoint_path, masters)
+        """Stores the master's progress, for a slave that may become master. Thread-safe. Raises StoreError."""
+        try:
+            save_timer_checkpoint(self._checkpoint_path, masters)
+        except OSError as e:
+            raise store_error(e, f"can't write {self._checkpoint_path}") from e
 
     def delete_before(self, min_physical_offset: int) -> None:
-        """Deletes the timer log files whose records the commit log no longer has. Raises OSError."""
-        self._log.delete_before(min_physical_offset)
+        """Deletes the timer log files whose records the commit log no longer has. Raises StoreError."""
+        try:
+            self._log.delete_before(min_physical_offset)
+        except OSError as e:
+            raise store_error(e, f"can't delete files of {self._log.directory}") from e

@@ -295,7 +295,7 @@ class Timer(Feature):
         return RemotingCommand.response(body=self._metrics.encode())
 
     async def copy_checkpoint(self, content: bytes) -> None:
-        """Keeps the checkpoint of the master. Raises RecordError, or OSError if it can't be written."""
+        """Keeps the checkpoint of the master. Raises RecordError, or StoreError if it can't be written."""
         checkpoint = of_slave(content)
         self._masters_checkpoint = content
         if self._is_enabled:
@@ -320,7 +320,7 @@ class Timer(Feature):
             log.error("timer messages that were cut off the log may not be delivered: %s", e)
 
     async def take_over(self, content: bytes) -> None:
-        """Takes over a former acting master's progress, before delivery. Raises RecordError, StoreError or OSError."""
+        """Takes over a former acting master's progress, before delivery. Raises RecordError or StoreError."""
         checkpoint = of_slave(content)
         if self._is_enabled and checkpoint.read_time_ms > self.files.read_time_ms:
             await self._loop.run_in_executor(None, self.files.keep, checkpoint)
