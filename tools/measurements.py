@@ -126,11 +126,16 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness. The machine ran a full load of other programs at a higher priority, and each time "
-        "without service is a single sample. "
+        "A check of correctness. Other programs used the rest of the processor time, with a lower priority. "
         "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
+    Section(
+        "Fuzzing",
+        "fuzz.json",
+        "A finding is an undocumented error, more than 1 s of CPU time for an input, or 64 MiB of growth. "
+        "[Fuzzing](testing.md#fuzzing) describes the targets. Each row has its own commit.",
+    ),
     Section(
         "Failover",
         "failover.json",
