@@ -131,7 +131,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_sessionstart() -> None:
     """Ends the run if brokers would reject messages because the disk of the temporary directory is too full.
 
-    The tests themselves need some of the last free per cent.
+    The limit of a run is one per cent lower than that of a broker, because tests fill the disk further.
     """
     disk, limit = Path(tempfile.gettempdir()), StoreConfig(Path()).disk_space_warning_level_ratio
     if (used := used_percent(disk)) > limit - 1:

@@ -126,7 +126,7 @@ SECTIONS = (
     Section(
         "Faults of real processes",
         "faults.json",
-        "A check of correctness. Other programs used the rest of the processor time, with a lower priority. "
+        "A check of correctness. Other programs used the rest of the processor time, most with a lower priority. "
         "[Failover](#failover) has times without such a load.",
     ),
     Section("Simulator", "simulator.json"),
@@ -134,7 +134,8 @@ SECTIONS = (
         "Fuzzing",
         "fuzz.json",
         "A finding is an undocumented error, more than 1 s of CPU time for an input, or 64 MiB of growth. "
-        "[Fuzzing](testing.md#fuzzing) describes the targets. Each row has its own commit.",
+        "Each target runs alone, by `./dev fuzz TARGET --minutes 10 --jobs 1`, and its row has the commit of its run. "
+        "Targets without a row have no recorded run. [Fuzzing](testing.md#fuzzing) describes the targets.",
     ),
     Section(
         "Failover",

@@ -450,9 +450,14 @@ def test_errors_of_the_disk_name_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*args: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(files, "fsync", fail)
-    with pytest.raises(StoreError, match=r"can't write .*timercheck: Input/output error"):
-        timer.keep(TimerCheckpoint())
-    monkeypatch.setattr(files, "unlink", fail)
-    with pytest.raises(StoreError, match=r"can't delete files of .*timerlog: Input/output error"):
-        timer.delete_before(1901)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "fsync", fail)
+        patch.setattr(files, "unlink", fail)
+        with pytest.raises(StoreError, match=r"can't write .*timercheck: Input/output error"):
+            timer.keep(TimerCheckpoint())
+        with pytest.raises(StoreError, match=r"can't delete files of .*timerlog: Input/output error"):
+            timer.delete_before(1901)
+    # Both work when the disk does.
+    timer.keep(TimerCheckpoint())
+    timer.delete_before(1901)
+    assert len(list((tmp_path / "timerlog").iterdir())) == 2

@@ -174,8 +174,9 @@ class TimerLog:
             entry = self.read(base + last)
             if entry is None or entry.physical_offset >= min_physical_offset:
                 return
-            files.close(self._files.pop(base))
+            # First: if this fails, the next call tries again.
             files.unlink(self._path(base))
+            files.close(self._files.pop(base))
 
     def flush(self, start: int) -> None:
         """Flushes all entries from a position on to disk. Any thread may call this. Raises OSError."""

@@ -37,14 +37,11 @@ class WaitQueues(Generic[T]):
             while queue and condition(queue[0][1]):
                 yield queue.popleft()[1]
 
-    def drop_while(self, condition: Callable[[T], bool]) -> None:
-        """Like `take_while`, but yields nothing. `condition` must not add items."""
-        for queue in self._queues.values():
-            while queue and condition(queue[0][1]):
-                queue.popleft()
-
     def late(self, now: float) -> Iterator[T]:
-        """Removes and yields the items whose deadline has passed. Also removes empty queues."""
+        """Removes and yields the items whose deadline has passed. Also removes empty queues.
+
+        Before that, an empty queue stays: most durations are soon used again.
+        """
         for timeout_s, queue in list(self._queues.items()):
             while queue and queue[0][0] <= now:
                 yield queue.popleft()[1]
