@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gantrymq.console.cluster_view import ClusterView, DeadLetterStats
@@ -30,7 +32,7 @@ class DeadLetterQueuesPage(msgspec.Struct):
 
 
 async def dead_letter_queues(view: ClusterView, arguments: ListArguments) -> DeadLetterQueuesPage:
-    dead_letters = await view.dead_letters.get()
+    dead_letters, servers = await asyncio.gather(view.dead_letters.get(), servers_of(view))
     if dead_letters is None:
         return DeadLetterQueuesPage(None, 0, [])
     rows = queues_of(dead_letters)
@@ -40,8 +42,7 @@ async def dead_letter_queues(view: ClusterView, arguments: ListArguments) -> Dea
         row.group: [queue for queue, one in dead_letters.stats[row.group].offset_table.items() if one.max_offset]
         for row in table.rows
     }
-    addresses = (await servers_of(view)).masters
-    oldest = await oldest_times(view, addresses, [queue for row in table.rows for queue in stored[row.group]])
+    oldest = await oldest_times(view, servers.masters, [queue for row in table.rows for queue in stored[row.group]])
     for row in table.rows:
         row.oldest_ms = min((oldest[queue] for queue in stored[row.group] if queue in oldest), default=None)
     return DeadLetterQueuesPage(table, sum(row.letters for row in rows), dead_letters.unasked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from gantrymq.client.admin.base import any_address, transport_of
@@ -133,8 +135,8 @@ class GroupPage(msgspec.Struct):
 
 
 async def groups(view: ClusterView, arguments: GroupsArguments) -> Groups:
-    known = await view.groups.get()
-    clusters = sorted((await servers_of(view)).info.cluster_addr_table)
+    known, servers = await asyncio.gather(view.groups.get(), servers_of(view))
+    clusters = sorted(servers.info.cluster_addr_table)
     if known is None:
         return Groups(None, arguments.system, clusters, [])
     now = now_ms()

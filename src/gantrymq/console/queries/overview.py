@@ -44,14 +44,14 @@ class Overview(msgspec.Struct):
 
 
 async def overview(view: ClusterView, arguments: Nothing) -> Overview:
-    servers = await servers_of(view)
-    brokers = all_brokers(servers)
-    topics, groups, dead_letters, findings = await asyncio.gather(
+    servers, topics, groups, dead_letters, findings = await asyncio.gather(
+        servers_of(view),
         view.topics.get(_WAIT_S),
         view.groups.get(_WAIT_S),
         view.dead_letters.get(_WAIT_S),
         view.findings.get(_WAIT_S),
     )
+    brokers = all_brokers(servers)
     if findings is not None:
         findings = [finding for finding in findings if finding.severity is not Severity.OK]
     unasked = [one for part in (servers, topics, groups, dead_letters) if part is not None for one in part.unasked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -62,7 +63,7 @@ async def search(view: ClusterView, arguments: SearchArguments) -> SearchPage:
     page = SearchPage(text, [], 0, [], 0, [], is_id, True, [])
     if not text:
         return page
-    topics, groups, servers = await view.topics.get(), await view.groups.get(), await servers_of(view)
+    topics, groups, servers = await asyncio.gather(view.topics.get(), view.groups.get(), servers_of(view))
     page.is_complete = topics is not None and (groups is not None or is_id)
     if groups is not None:
         page.unasked += groups.unasked

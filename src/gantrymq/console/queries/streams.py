@@ -6,6 +6,7 @@ With `watch_queries`, a query writes its progress to a topic.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -66,10 +67,9 @@ async def streams(view: ClusterView, arguments: StreamsArguments) -> StreamsPage
     queries: list[Query] = []
     if topic:
         queries, unasked = await _queries(view, topic)
-    known = await view.groups.get()
+    known, servers = await asyncio.gather(view.groups.get(), servers_of(view))
     if known is None:
         return StreamsPage(None, topic, queries, unasked)
-    servers = await servers_of(view)
     now = now_ms()
     # Push consumers also have offsets in their group's retry topic.
     maybe = [

@@ -20,11 +20,13 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.stats import TopicStatsTable
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.system.clock import monotonic
 
 #: Largest number of queues for which the time of the oldest message is queried.
 MAX_QUEUES_WITH_TIMES = 128
-#: Longest wait of the list for lags and figures, s. A list without them reloads itself.
-_EXTRAS_WAIT_S = 0.2
+#: Longest wait of the list for lags and figures, together with the wait for the topics, s. A list without them reloads
+#: itself.
+_EXTRAS_WAIT_S = 0.15
 #: The tabs of a topic's page.
 TABS = ("messages", "queues", "consumers", "settings")
 
@@ -124,12 +126,13 @@ class TopicPage(msgspec.Struct):
 
 
 async def topics(view: ClusterView, arguments: TopicsArguments) -> Topics:
-    known = await view.topics.get()
-    servers = await servers_of(view)
+    began = monotonic()
+    known, servers, lags, retention = await asyncio.gather(
+        view.topics.get(), servers_of(view), _lags(view), _retention(view)
+    )
     clusters = sorted(servers.info.cluster_addr_table)
     if known is None:
         return Topics(None, arguments.kind, clusters, [])
-    lags = await _lags(view)
     rows = [
         _topic(name, kind, seen, lags)
         for name, seen in known.seen.items()
@@ -145,7 +148,7 @@ async def topics(view: ClusterView, arguments: TopicsArguments) -> Topics:
         "lag": lambda t: t.lag or 0,
     }
     table = cut(rows, arguments, columns, text=lambda t: t.name, default="name")
-    has_figures, failed = await _add_figures(view, table.rows)
+    has_figures, failed = await _add_figures(view, table.rows, retention, began + _EXTRAS_WAIT_S)
     unasked = list(dict.fromkeys([*known.unasked, *failed]))
     return Topics(table, arguments.kind, clusters, unasked, lags is not None and has_figures)
 
@@ -163,11 +166,14 @@ async def _lags(view: ClusterView) -> dict[str, list[int]] | None:
     return lags
 
 
-async def _add_figures(view: ClusterView, rows: list[Topic]) -> tuple[bool, list[Unasked]]:
-    """Adds the figures that are available in time. Returns whether all queries have ended, and the failures."""
-    (figures, errors), retention = await asyncio.gather(
-        view.topic_figures.get((row.name for row in rows), _EXTRAS_WAIT_S), _retention(view)
-    )
+async def _add_figures(
+    view: ClusterView, rows: list[Topic], retention: dict[str, int], until: float
+) -> tuple[bool, list[Unasked]]:
+    """Adds the figures that are available at the time `until`, s.
+
+    Returns whether all queries have ended, and the failures.
+    """
+    figures, errors = await view.topic_figures.get((row.name for row in rows), max(until - monotonic(), 0.0))
     unasked = [Unasked(name, str(error)) for name, error in sorted(errors.items())]
     for row in rows:
         hours = [retention.get(broker) for broker in row.brokers]
