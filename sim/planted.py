@@ -179,9 +179,9 @@ BUGS = (
     Planted(
         "a lack of descriptors counts as a disk failure",
         "store/mapped_file.py",
-        "        with self._descriptor() as fd:\n            _sync_content(fd, self.path_text)",
-        "        try:\n            with self._descriptor() as fd:\n                _sync_content(fd, self.path_text)\n"
-        "        except OSError as e:\n            raise SyncFailed(str(e)) from e",
+        "            sync_file(self.path)\n",
+        "            try:\n                sync_file(self.path)\n"
+        "            except OSError as e:\n                raise SyncFailed(str(e)) from e\n",
     ),
     Planted(
         "a damaged message blocks its delay level",

@@ -307,7 +307,11 @@ _EITHER = "the topic doesn't exist and no broker makes it (autoCreateTopicEnable
 def _no_route(topic: str, asked: str, addresses: str, found: str | None) -> str:
     """Returns the text of a NoRouteInfo. Retry topics and dead-letter queues have their own texts."""
     for prefix, what in (
-        ("%RETRY%", "knows no consumer group {!r}: none of its consumers has been there yet, or it was deleted"),
+        (
+            "%RETRY%",
+            "knows no consumer group {!r}: it was deleted, or none of its consumers has created its retry topic yet. "
+            "Consumers behind Apache RocketMQ's proxy do not create it: if you can, pass a topic of the group too",
+        ),
         ("%DLQ%", "knows no dead letters of consumer group {!r}: none of its messages was given up so far"),
     ):
         if topic.startswith(prefix):

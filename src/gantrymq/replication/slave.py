@@ -322,10 +322,10 @@ class HaSlave:
             # First confirm the data that an earlier call could not confirm because the store was busy.
             self._show(link)
             while (queues := link.step()) is not None:
+                # Report first: sends wait for it, and the data is stored even if the store is too busy to confirm it.
+                self._report(link)
                 if queues:
                     self._on_messages(queues)
-                # Report before `_show`: the data is stored, even if the store is too busy to confirm it.
-                self._report(link)
                 self._show(link)
                 if monotonic() > until:
                     connection.pause()

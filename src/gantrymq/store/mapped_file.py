@@ -155,8 +155,11 @@ class MappedFile:
 
     def sync(self) -> None:
         """Flushes the content to disk; see `sync_file`."""
-        with self._descriptor() as fd:
-            _sync_content(fd, self.path_text)
+        fd = self.fd
+        if fd is not None:
+            _sync_content(fd, self)
+        else:
+            sync_file(self.path)
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:
@@ -210,7 +213,7 @@ def sync_file(path: Path) -> None:
     """
     fd = files.open(path, _OPEN_FLAGS)
     try:
-        _sync_content(fd, str(path))
+        _sync_content(fd, path)
     finally:
         files.close(fd)
 
@@ -237,10 +240,11 @@ def sync_entries(fd: int, path: Path) -> None:
         raise SyncFailed(f"cannot flush the entries of {path} to disk: {e.strerror or e}") from e
 
 
-def _sync_content(fd: int, path: str) -> None:
+def _sync_content(fd: int, file: Path | MappedFile) -> None:
     try:
         files.fdatasync(fd)
     except OSError as e:
+        path = file.path if isinstance(file, MappedFile) else file
         raise SyncFailed(f"cannot flush {path} to disk: {e.strerror or e}") from e
 
 

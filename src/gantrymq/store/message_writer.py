@@ -40,20 +40,16 @@ class PutResult(NamedTuple):
 class Sent(NamedTuple):
     """The result of `append_sends`.
 
-    The fields are: the encoded responses, the number of requests by code, the number of bytes processed, the modified
-    queues, and whether `PlainSends.allow` may register the next header.
+    The fields are: the encoded responses, the number of requests by code and of all, the number of bytes processed, the
+    modified queues, and whether `PlainSends.allow` may register the next header.
     """
 
     answers: bytes
     requests: list[tuple[int, int]]
+    number: int
     dealt: int
     queues: list[ConsumeQueue]
     is_asking: bool
-
-    @property
-    def number(self) -> int:
-        """The number of requests."""
-        return sum([count for _, count in self.requests])
 
 
 class MessageWriter:
@@ -171,7 +167,9 @@ class MessageWriter:
             if not queue.dirty:
                 queue.dirty = True
                 self._dirty.append(queue)
-        return Sent(answers, requests, dealt, queues, is_asking)
+        # Nearly always, all requests have the same code.
+        number = requests[0][1] if len(requests) == 1 else sum(count for _, count in requests)
+        return Sent(answers, requests, number, dealt, queues, is_asking)
 
     def begin_batch(
         self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int

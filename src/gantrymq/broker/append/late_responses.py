@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
@@ -12,6 +12,7 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.responses import encode_reply, error_response
+from gantrymq.store.message_writer import Sent
 from gantrymq.system.clock import monotonic
 
 #: Default of `DefaultMQProducer.sendMsgTimeout`, in ms.
@@ -97,12 +98,12 @@ class Answers(Waiting):
 
     __slots__ = ("answers", "began", "connection", "requests")
 
-    def __init__(self, connection: Connection, answers: bytes, requests: Sequence[tuple[int, int]]) -> None:
-        super().__init__(sum(count for _, count in requests))
+    def __init__(self, connection: Connection, sent: Sent) -> None:
+        super().__init__(sent.number)
         self.connection = connection
-        self.answers = answers
+        self.answers = sent.answers
         #: Request code -> number of requests.
-        self.requests = requests
+        self.requests = sent.requests
         self.began = connection.command_began
 
     def give(self, error: Exception | None) -> None:

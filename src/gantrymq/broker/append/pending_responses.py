@@ -12,7 +12,7 @@ but a power failure or the loss of this machine can still lose it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 
 from gantrymq.broker.append.late_responses import Answer, Answers, Caller, Waiting, answer_within_ms
@@ -27,6 +27,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.config import SYNC_FLUSH
+from gantrymq.store.message_writer import Sent
 
 #: The conditions of a response: bits of `Waiting.missing`.
 _DISK, _SLAVES = 1, 2
@@ -185,14 +186,9 @@ class PendingResponses(Feature):
         # The message is stored. Its body is removed, because thousands of responses can be pending.
         self._wait(Answer(connection, request.without_content(), reply, late_codes), end, answer_within_ms(timeout_ms))
 
-    def reply_all(
-        self, connection: Connection, answers: bytes, requests: Sequence[tuple[int, int]], end: int, within_ms: int
-    ) -> None:
-        """As `reply`, for the encoded responses to several requests of one connection.
-
-        They wait for at most `within_ms`. `requests` has the request codes, and the number of requests with each.
-        """
-        self._wait(Answers(connection, answers, requests), end, within_ms)
+    def reply_all(self, connection: Connection, sent: Sent, end: int, within_ms: int) -> None:
+        """As `reply`, for the responses to all requests of `sent`. They wait for at most `within_ms`."""
+        self._wait(Answers(connection, sent), end, within_ms)
 
     async def until_safe(self, end: int) -> None:
         """Waits until the log up to `end` is flushed and replicated, or until the timeout.
@@ -242,8 +238,7 @@ class PendingResponses(Feature):
             # The message is in the log: consumers may receive it, and the broker may have it after a restart.
             text = f"{type(error).__name__}: {error}"
             self._give(waiting, RequestRefused(ResponseCode.SYSTEM_ERROR, text, RefusalReason.MAY_BE_STORED))
-        for _ in self._waiting.take_while(_has_disk):
-            pass
+        self._waiting.discard_while(_has_disk)
 
     def _settle(self, waiting: Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
         """Clears the condition `what`, which is met or has timed out. After a timeout, `code` is the timeout code."""

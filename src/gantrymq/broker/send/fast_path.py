@@ -170,15 +170,14 @@ class PlainSends:
             self._asks, self._asking = connection, sends
         if sent.requests:
             seconds = monotonic() - connection.command_began
-            number = sent.number
-            appender.put_times.add(seconds / number, number)
+            appender.put_times.add(seconds / sent.number, sent.number)
             if connection.latencies is not None and not self._is_safe:
                 for code, count in sent.requests:
                     connection.latencies.observe(code, ResponseCode.SUCCESS, seconds, count=count)
         appender.arrived(sent.queues)
         if self._is_safe and sent.requests:
             end = appender.store.max_physical_offset
-            self._pending_responses.reply_all(connection, sent.answers, sent.requests, end, within_ms)
+            self._pending_responses.reply_all(connection, sent, end, within_ms)
             return sent.dealt, b""
         return sent.dealt, sent.answers
 

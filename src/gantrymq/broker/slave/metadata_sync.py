@@ -175,11 +175,11 @@ class MetadataSync(Feature):
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
             topic, queue_id = queue.topic, queue.queue_id
-            if is_system_topic(topic) or is_light_queue(topic):
+            # Nearly every queue is in the table, so this comes first.
+            if queue_id < self._queue_nums(topic) or is_system_topic(topic) or is_light_queue(topic):
                 continue
-            is_missing = queue_id >= self._queue_nums(topic)
             # A queue that an administrator has removed is still missing after the copy.
-            if is_missing and queue_id > self._copied_for.get(topic, -1):
+            if queue_id > self._copied_for.get(topic, -1):
                 # Consumers can't read the queue until its topic is copied, and the master may fail at any time.
                 self._copied_for[topic] = queue_id
                 self._copy_soon()
