@@ -65,9 +65,8 @@ SECTIONS = (
     Section(
         "Replication",
         "replication.json",
-        "Two rounds are too few to show a steady state. Java's broker had received 400,000 messages when they "
-        "began. In sync mode, about 13 messages travel together, and most of the cost is the round trip that "
-        "wakes up master, slave and client.",
+        "Java's broker had received 500,000 messages when the rounds began. In sync mode, about 12 messages travel "
+        "together, and most of the cost is the round trip that wakes up master, slave and client.",
     ),
     Section(
         "Clients",
