@@ -92,3 +92,22 @@ def test_old_values_are_shown_soon(
         return took_s
 
     assert run_in_virtual_time(load()) == pytest.approx(most_s)
+
+
+@pytest.mark.parametrize("name", ["dead-letters", "streams"])
+def test_first_values_that_never_arrive(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page loads without its table. Its wait does not include the timeout of the NameServers."""
+    (page,) = [page for page in PAGES if page.name == name]
+
+    async def load() -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(cached_value, "monotonic", loop.time)
+        view = HangingView(Settings("127.0.0.1:1"), RequestLimits(1), None)
+        view.is_hung = True
+        began = loop.time()
+        assert (await page.query(view, arguments_of(page.arguments, {}))).table is None
+        took_s = loop.time() - began
+        await view.close()
+        return took_s
+
+    assert run_in_virtual_time(load()) == pytest.approx(cached_value.WAIT_S)

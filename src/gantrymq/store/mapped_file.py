@@ -157,7 +157,7 @@ class MappedFile:
         """Flushes the content to disk; see `sync_file`."""
         fd = self.fd
         if fd is not None:
-            _sync_content(fd, self)
+            _sync_content(fd, self.path_text)
         else:
             sync_file(self.path)
 
@@ -213,7 +213,7 @@ def sync_file(path: Path) -> None:
     """
     fd = files.open(path, _OPEN_FLAGS)
     try:
-        _sync_content(fd, path)
+        _sync_content(fd, str(path))
     finally:
         files.close(fd)
 
@@ -240,11 +240,10 @@ def sync_entries(fd: int, path: Path) -> None:
         raise SyncFailed(f"cannot flush the entries of {path} to disk: {e.strerror or e}") from e
 
 
-def _sync_content(fd: int, file: Path | MappedFile) -> None:
+def _sync_content(fd: int, path: str) -> None:
     try:
         files.fdatasync(fd)
     except OSError as e:
-        path = file.path if isinstance(file, MappedFile) else file
         raise SyncFailed(f"cannot flush {path} to disk: {e.strerror or e}") from e
 
 

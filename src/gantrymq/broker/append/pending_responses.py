@@ -238,7 +238,7 @@ class PendingResponses(Feature):
             # The message is in the log: consumers may receive it, and the broker may have it after a restart.
             text = f"{type(error).__name__}: {error}"
             self._give(waiting, RequestRefused(ResponseCode.SYSTEM_ERROR, text, RefusalReason.MAY_BE_STORED))
-        self._waiting.discard_while(_has_disk)
+        self._waiting.drop_while(_has_disk)
 
     def _settle(self, waiting: Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
         """Clears the condition `what`, which is met or has timed out. After a timeout, `code` is the timeout code."""

@@ -31,17 +31,17 @@ class WaitQueues(Generic[T]):
         queue.append((now + timeout_s, item))
         return len(queue) == 1
 
-    def discard_while(self, condition: Callable[[T], bool]) -> None:
-        """Removes items from the front of each queue while the condition holds. Cheaper than `take_while`."""
-        for queue in self._queues.values():
-            while queue and condition(queue[0][1]):
-                queue.popleft()
-
     def take_while(self, condition: Callable[[T], bool]) -> Iterator[T]:
         """Removes and yields items from the front of each queue while the condition holds."""
         for queue in list(self._queues.values()):
             while queue and condition(queue[0][1]):
                 yield queue.popleft()[1]
+
+    def drop_while(self, condition: Callable[[T], bool]) -> None:
+        """Like `take_while`, but yields nothing, which costs less. `condition` must not add items."""
+        for queue in self._queues.values():
+            while queue and condition(queue[0][1]):
+                queue.popleft()
 
     def late(self, now: float) -> Iterator[T]:
         """Removes and yields the items whose deadline has passed. Also removes empty queues.

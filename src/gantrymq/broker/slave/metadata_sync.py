@@ -175,7 +175,7 @@ class MetadataSync(Feature):
     def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
             topic, queue_id = queue.topic, queue.queue_id
-            # Nearly every queue is in the table, so this comes first.
+            # Nearly every queue is in the table of topics, so this check comes first.
             if queue_id < self._queue_nums(topic) or is_system_topic(topic) or is_light_queue(topic):
                 continue
             # A queue that an administrator has removed is still missing after the copy.

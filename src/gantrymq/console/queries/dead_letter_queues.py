@@ -9,7 +9,6 @@ import msgspec
 from gantrymq.console.cluster_view import ClusterView, DeadLetterStats
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
-from gantrymq.console.queries.servers import servers_of
 from gantrymq.console.queries.topics import oldest_times
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 
@@ -32,7 +31,7 @@ class DeadLetterQueuesPage(msgspec.Struct):
 
 
 async def dead_letter_queues(view: ClusterView, arguments: ListArguments) -> DeadLetterQueuesPage:
-    dead_letters, servers = await asyncio.gather(view.dead_letters.get(), servers_of(view))
+    dead_letters, servers = await asyncio.gather(view.dead_letters.get(), view.servers.get())
     if dead_letters is None:
         return DeadLetterQueuesPage(None, 0, [])
     rows = queues_of(dead_letters)
@@ -42,7 +41,8 @@ async def dead_letter_queues(view: ClusterView, arguments: ListArguments) -> Dea
         row.group: [queue for queue, one in dead_letters.stats[row.group].offset_table.items() if one.max_offset]
         for row in table.rows
     }
-    oldest = await oldest_times(view, servers.masters, [queue for row in table.rows for queue in stored[row.group]])
+    addresses = servers.masters if servers is not None else {}
+    oldest = await oldest_times(view, addresses, [queue for row in table.rows for queue in stored[row.group]])
     for row in table.rows:
         row.oldest_ms = min((oldest[queue] for queue in stored[row.group] if queue in oldest), default=None)
     return DeadLetterQueuesPage(table, sum(row.letters for row in rows), dead_letters.unasked)

@@ -20,7 +20,6 @@ from gantrymq.console.queries.group_state import Group, group_of
 from gantrymq.console.queries.groups import connected
 from gantrymq.console.queries.kinds import is_tools_group
 from gantrymq.console.queries.queue_reader import QueueReader
-from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import NoRouteInfo, ProtocolError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
@@ -67,8 +66,8 @@ async def streams(view: ClusterView, arguments: StreamsArguments) -> StreamsPage
     queries: list[Query] = []
     if topic:
         queries, unasked = await _queries(view, topic)
-    known, servers = await asyncio.gather(view.groups.get(), servers_of(view))
-    if known is None:
+    known, servers = await asyncio.gather(view.groups.get(), view.servers.get())
+    if known is None or servers is None:
         return StreamsPage(None, topic, queries, unasked)
     now = now_ms()
     # Push consumers also have offsets in their group's retry topic.
